@@ -1,0 +1,235 @@
+"""A published config.json, read: where the text model is, which name a key goes by.
+
+Every value is checked where it is used and an error names the file and the key;
+nothing is guessed.  No recipe reads the JSON directly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: The same quantity under the names that published configs give it.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "dtype": ("dtype", "torch_dtype"),
+}
+#: Where a multimodal config keeps its text model.
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+#: No published model comes near; larger is a broken file, not a large model.
+MAX_INT = 10**9
+MAX_LAYERS = 10_000
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+class ConfigError(ValueError):
+    """A config.json that cannot be read as a model: says the file, the key and what is allowed."""
+
+
+class Config:
+    """The text model of a config.json, its values checked as they are read.
+
+    source: the file or id it came from, for error messages.
+    raw: the whole document.  text: the mapping that describes the text model.
+    model_type: of the text model.  wrapper: of the whole document, when it differs.
+    """
+
+    __slots__ = ("defaults", "model_type", "raw", "source", "text", "wrapper")
+
+    def __init__(self, raw: Mapping[str, Any], source: str = "config") -> None:
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"{source}: a config.json is a JSON object, this is {_type_name(raw)}")
+        self.source = source
+        self.raw = raw
+        self.text, self.wrapper = _find_text(raw, source)
+        self.model_type = self.text.get("model_type") or raw.get("model_type")
+        self.defaults: Mapping[str, Any] = {}
+        if not isinstance(self.model_type, str) or not self.model_type:
+            raise ConfigError(f"{source}: no model_type; a config.json from the hub has one, for example \"llama\"")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """The same config; keys it does not have at all are looked up in `defaults`."""
+        config = object.__new__(Config)
+        config.source, config.raw, config.text = self.source, self.raw, self.text
+        config.wrapper, config.model_type = self.wrapper, self.model_type
+        config.defaults = {**self.defaults, **defaults}
+        return config
+
+    def has(self, key: str) -> bool:
+        """Whether the key is written in the file (null counts)."""
+        return any(name in self.text for name in ALIASES.get(key, (key,)))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as written, by any of its names; absent: the class default; else `default`."""
+        names = ALIASES.get(key, (key,))
+        for name in names:
+            value = self.text.get(name)
+            if value is not None:
+                return value
+        if not self.has(key):
+            value = self.defaults.get(key)
+            if value is not None:
+                return value
+        return default
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INT) -> int:
+        """A whole number in [minimum, maximum]; absent or null gives `default`, or an error if there is none."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.error(key, "is missing", f"a whole number >= {minimum}")
+            return default
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(key, f"is {_show(value)}", f"a whole number >= {minimum}")
+        if not minimum <= value <= maximum:
+            raise self.error(key, f"is {value:,}", f"a whole number from {minimum:,} to {maximum:,}")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false; absent or null gives `default`."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {_show(value)}", "true or false")
+        return value
+
+    def strings(self, key: str, length: int) -> list[str] | None:
+        """A list of exactly `length` strings, one a layer, or None when absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"is {_show(value)}", "a list of strings, one a layer")
+        if len(value) != length:
+            raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
+        return value
+
+    def integers(self, key: str) -> list[int] | None:
+        """A list of whole numbers >= 0, or None when absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_INT for item in value):
+            raise self.error(key, f"is {_show(value)}", "a list of whole numbers >= 0")
+        return value
+
+    @property
+    def layers(self) -> int:
+        """num_hidden_layers."""
+        return self.integer("num_hidden_layers", maximum=MAX_LAYERS)
+
+    @property
+    def heads(self) -> int:
+        """num_attention_heads."""
+        return self.integer("num_attention_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        """num_key_value_heads; absent or null means one a query head (MHA)."""
+        return self.integer("num_key_value_heads", self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        """head_dim as written, else hidden_size / num_attention_heads, which must divide."""
+        if self.get("head_dim") is not None:
+            return self.integer("head_dim")
+        hidden, heads = self.integer("hidden_size"), self.heads
+        if hidden % heads:
+            raise ConfigError(
+                f"{self.source}: hidden_size {hidden} is not divisible by num_attention_heads {heads} "
+                "and there is no head_dim: write head_dim"
+            )
+        return hidden // heads
+
+    @property
+    def tied(self) -> bool:
+        """tie_word_embeddings: the top level's word counts where the text model has none."""
+        for place in (self.text, self.raw):
+            value = place.get("tie_word_embeddings")
+            if value is not None:
+                if not isinstance(value, bool):
+                    raise self.error("tie_word_embeddings", f"is {_show(value)}", "true or false")
+                return value
+        default = self.defaults.get("tie_word_embeddings")
+        return default if isinstance(default, bool) else False
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype the checkpoint is published in (``bfloat16``), or None."""
+        for place in (self.text, self.raw):
+            for name in ALIASES["dtype"]:
+                value = place.get(name)
+                if isinstance(value, str) and value != "auto":
+                    return value.removeprefix("torch.")
+        return None
+
+    def error(self, key: str, what: str, allowed: str) -> ConfigError:
+        """A `ConfigError` that names the file, the key as the file spells it, and what is allowed."""
+        names = ALIASES.get(key, (key,))
+        shown = next((name for name in names if name in self.text), key)
+        return ConfigError(f"{self.source}: {shown} {what}; allowed is {allowed}")
+
+
+def load(path: str | os.PathLike[str], source: str | None = None) -> Config:
+    """Read a config.json, or the one in a folder."""
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    source = source or path
+    try:
+        size = os.path.getsize(path)
+        if size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{source}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
+        with open(path, encoding="utf-8-sig") as file:
+            return Config(json.load(file), source)
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply for a config.json") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        where = f"{source}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else source
+        raise ConfigError(f"{where}: not JSON: {error}") from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source}: not JSON: {error}") from None
+
+
+def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str | None]:
+    wrapper = raw.get("model_type")
+    text: Mapping[str, Any] = raw
+    for _ in range(4):
+        nested = next((text[key] for key in TEXT_KEYS if isinstance(text.get(key), Mapping)), None)
+        if nested is None:
+            break
+        text = nested
+    else:
+        raise ConfigError(f"{source}: text_config nested more than 3 deep")
+    if text is raw or wrapper == text.get("model_type"):
+        return text, None
+    return text, wrapper if isinstance(wrapper, str) else None
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value) if isinstance(value, (str, int, float, bool)) else f"{_type_name(value)}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _type_name(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a list of {len(value)}"
+    return {str: "a string", bool: "true or false", int: "a number", float: "a number"}.get(type(value), "null")

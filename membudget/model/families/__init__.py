@@ -1,0 +1,10 @@
+"""All families that membudget knows, by model_type."""
+
+from __future__ import annotations
+
+from membudget.model.families import dense as _dense
+from membudget.model.families import experts as _experts
+from membudget.model.families.base import FAMILIES, Family
+
+__all__ = ["FAMILIES", "Family"]
+_ = (_dense, _experts)
