@@ -1,0 +1,3 @@
+"""Loads membudget's pytest plugin, nothing else."""
+
+pytest_plugins = ["membudget.plugin"]

@@ -1,0 +1,78 @@
+"""A budget: one model, in one format, for so many users at one context, on one machine.
+
+The record only; `membudget.budget_file` reads it from YAML and the command line
+makes it from options.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from membudget.formats import Format
+from membudget.machines import Machine
+from membudget.model import Model
+from membudget.units import GIB, MIB
+
+#: Tokens that one prefill step takes at most, unless the budget says otherwise.
+DEFAULT_BATCHED_TOKENS = 8192
+#: Overhead beside the operating system until it is measured: 1.5 GiB in all.
+DEFAULT_OVERHEAD = {"cuda_context": 512 * MIB, "allocator": 512 * MIB, "cuda_graphs": 512 * MIB}
+
+
+class Engine(NamedTuple):
+    """How the model is run, as far as it moves bytes.
+
+    name: vllm, transformers or llama_cpp.
+    max_num_batched_tokens: the prefill chunk.  attention: sdpa or eager.
+    logits: last or every.  gpu_memory_utilization: the part of the machine's memory
+    that the engine may claim (vLLM), None for all.  options: everything else, by its own name.
+    """
+
+    name: str = "vllm"
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    attention: str = "sdpa"
+    logits: str = "last"
+    gpu_memory_utilization: float | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple default, never written to)
+
+
+class Budget(NamedTuple):
+    """What is asked of `membudget.ledger.predict`.  Sizes in bytes, ctx in tokens.
+
+    overhead: parts by name (cuda_context, allocator, cuda_graphs, non_torch), without the OS.
+    os_reserve: None for the machine's own.  convention: reported or nominal capacity.
+    expect: exact truths a person typed.  measure: tolerances by line.  breaks: breakages to provoke.
+    where: file:line of each field, for messages; empty when it did not come from a file.
+    """
+
+    id: str
+    model: Model
+    format: Format
+    kv_cache_dtype: str
+    ctx: int
+    users: int
+    machine: Machine
+    engine: Engine = Engine()
+    overhead: dict[str, int] = DEFAULT_OVERHEAD
+    os_reserve: int | None = None
+    convention: str = "reported"
+    expect: dict[str, Any] = {}  # noqa: RUF012
+    measure: dict[str, Any] = {}  # noqa: RUF012
+    breaks: tuple[dict[str, Any], ...] = ()
+    ceiling: int | None = None
+    file: str = ""
+    line: int = 0
+    where: dict[str, int] = {}  # noqa: RUF012
+
+    @property
+    def capacity(self) -> int:
+        """The machine's memory by the chosen convention."""
+        return self.machine.capacity(self.convention)
+
+    @property
+    def os_bytes(self) -> int:
+        """What is left to the operating system."""
+        return self.machine.os_reserve if self.os_reserve is None else self.os_reserve
+
+
+__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine"]

@@ -1,0 +1,158 @@
+"""One step's temporaries: the peak that must fit beside weights and cache.
+
+Closed forms, byte-exact for Llama on transformers 5.24 (fake-tensor peak; the KV
+cache is not in them), with N tokens, H hidden, F MLP width, h heads, d head_dim,
+V vocab, s bytes an element:
+
+    fused attention   s N (U + F + 4H) + 2s N d + 8 N      the MLP is the peak
+    every logit       s N V + s N H                        the head is
+    eager attention   10 h N^2 + 2 N^2 + 2s h N d + 4s N H + 2s N d + 8 N   (16-bit s)
+
+U is what gate and up projections put out (2F when gated, F when not); the four H are
+two residual sums, the norm's output and the input embeddings that forward() keeps.
+A mixture counts the experts that one token is sent to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from membudget.model import Model
+
+
+class Peak(NamedTuple):
+    """The largest moment of one phase: bytes, which moment it is, the formula with its numbers."""
+
+    phase: str
+    moment: str
+    bytes: int
+    why: str
+
+
+class Widths(NamedTuple):
+    """What a token is wide where: elements a token, at the widest layer."""
+
+    hidden: int
+    up: int
+    down: int
+    heads: int
+    head_dim: int
+    vocab: int
+
+
+def widths(model: Model) -> Widths:
+    """Read the widths off the inventory (kept on the model)."""
+    found = model.memo.get("widths")
+    if found is None:
+        found = model.memo["widths"] = _widths(model)
+    return found  # type: ignore[no-any-return]
+
+
+def decode(model: Model, users: int, width: int = 2) -> Peak:
+    """One token for each of `users` sequences: (4H + U + F) x s bytes a user."""
+    w = widths(model)
+    size = users * (4 * w.hidden + w.up + w.down) * width
+    return Peak(
+        "decode",
+        "mlp",
+        size,
+        f"{users:,} users x (4 x {w.hidden:,} + {w.up + w.down:,}) x {width} bytes",
+    )
+
+
+def prefill(
+    model: Model,
+    tokens: int,
+    *,
+    sequences: int = 1,
+    attention: str = "sdpa",
+    logits: str = "last",
+    width: int = 2,
+) -> Peak:
+    """`tokens` in one forward, split evenly over `sequences`; the largest of its moments.
+
+    attention: ``sdpa`` (or any fused kernel: no N x N scores) or ``eager``.
+    logits: ``last`` position of each sequence, or ``every`` position.
+    """
+    w = widths(model)
+    moments = [_mlp(w, tokens, width), _head(w, tokens, tokens if logits == "every" else sequences, width)]
+    if attention == "eager":
+        moments.append(_eager(w, -(-tokens // sequences), sequences, width))
+    return max(moments, key=lambda peak: peak.bytes)
+
+
+def eager_scores(model: Model, tokens: int, width: int = 2) -> int:
+    """The score matrix alone, one layer: heads x N^2 x s bytes, before any fp32 copy."""
+    return widths(model).heads * tokens * tokens * width
+
+
+def logits_bytes(model: Model, positions: int, width: int = 2) -> int:
+    """The logits of that many positions: positions x V x s bytes."""
+    return positions * widths(model).vocab * width
+
+
+def _mlp(w: Widths, tokens: int, width: int) -> Peak:
+    size = tokens * (width * (w.up + w.down + 4 * w.hidden) + 2 * width * w.head_dim + 8)
+    return Peak(
+        "prefill",
+        "mlp",
+        size,
+        f"{tokens:,} tokens x ({width} x ({w.up + w.down:,} + 4 x {w.hidden:,}) + {2 * width} x {w.head_dim} + 8) bytes",
+    )
+
+
+def _head(w: Widths, tokens: int, rows: int, width: int) -> Peak:
+    return Peak(
+        "prefill",
+        "logits",
+        width * (rows * w.vocab + tokens * w.hidden),
+        f"{rows:,} logits rows x {w.vocab:,} x {width} + {tokens:,} tokens x {w.hidden:,} x {width} bytes",
+    )
+
+
+def _eager(w: Widths, length: int, sequences: int, width: int) -> Peak:
+    # 16 bit: masked scores, their fp32 copy and the fp32 softmax are alive together.
+    element = width + 4 + 4 if width == 2 else 2 * width
+    score = element * w.heads * length * length
+    rest = length * (2 * width * w.heads * w.head_dim + 4 * width * w.hidden + 2 * width * w.head_dim + 8)
+    mask = width * length * length
+    return Peak(
+        "prefill",
+        "eager attention",
+        sequences * (score + mask + rest),
+        f"{sequences:,} x ({w.heads} heads x {length:,}^2 x {element} + {length:,}^2 x {width} + {rest:,}) bytes",
+    )
+
+
+def _widths(model: Model) -> Widths:
+    config = model.config
+    hidden = config.integer("hidden_size")
+    layers: dict[str, tuple[int, int]] = {}
+    for tensor in model.tensors:
+        if not tensor.role.startswith("mlp") or tensor.role == "mlp.router" or len(tensor.shape) != 2:
+            continue
+        out, into = tensor.shape if not tensor.name.endswith(("_proj", "_projs")) else tensor.shape[::-1]
+        copies = tensor.copies if tensor.active is None else tensor.active
+        key = _layer_key(tensor.name)
+        up, down = layers.get(key, (0, 0))
+        if into == hidden and not tensor.name.endswith(("down_proj.weight", "down_proj", "w2.weight")):
+            up += out * copies
+        elif out == hidden:
+            down += into * copies
+        layers[key] = (up, down)
+    up, down = max(layers.values(), key=sum, default=(0, 0))
+    vocab = config.integer("vocab_size")
+    heads = config.integer("num_attention_heads", 1)
+    return Widths(hidden, up, down, heads, _head_dim(model), vocab)
+
+
+def _head_dim(model: Model) -> int:
+    return max((spec.k_dim or spec.latent + spec.rope for spec in model.caches), default=0)
+
+
+def _layer_key(name: str) -> str:
+    parts = name.split(".")
+    for position, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: position + 1])
+    return ""
