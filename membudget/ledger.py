@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from membudget import formats
 from membudget.budget import DEFAULT_OVERHEAD, Budget
 from membudget.engines import activations
-from membudget.formats import kv
+from membudget.engines.cache import cache_bytes
 from membudget.units import GIB, both, short
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
@@ -230,12 +230,12 @@ def predict(budget: Budget) -> Ledger:
 
 def kv_request(budget: Budget, ctx: int) -> int:
     """Bytes that one sequence of `ctx` tokens keeps."""
-    return kv.get(budget.kv_cache_dtype, budget.model).bytes_for_model(budget.model, ctx)
+    return cache_bytes(budget.model, budget.kv_cache_dtype).request(ctx)
 
 
 def kv_growth(budget: Budget, position: int) -> int:
     """Bytes that token number `position` adds to one sequence."""
-    return kv_request(budget, position) - kv_request(budget, position - 1)
+    return cache_bytes(budget.model, budget.kv_cache_dtype).growth(position)
 
 
 def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
@@ -326,13 +326,13 @@ def _changes(ledger: Ledger) -> list[Change]:
 
 
 def _kv_why(budget: Budget) -> str:
-    shape = budget.model.cache_shape
+    cache = cache_bytes(budget.model, budget.kv_cache_dtype)
     parts = []
-    for per_token, window in shape.grows:
+    for size, window in cache.grows:
         kept = f"min({budget.ctx:,}, window {window:,})" if window and window < budget.ctx else f"{budget.ctx:,}"
-        parts.append(f"{per_token:,} elements x {kept} tokens")
-    if shape.states or shape.states_fp32:
-        parts.append(f"{shape.states + shape.states_fp32:,} elements of recurrent state")
+        parts.append(f"{size:,} bytes x {kept} tokens")
+    if cache.fixed:
+        parts.append(f"{cache.fixed:,} bytes of recurrent state")
     return " + ".join(parts) or "no cache"
 
 
