@@ -1,0 +1,126 @@
+"""Parameter counts against published totals and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from membudget.model import Model, UnknownModelType, build
+from tests_math.strategies import llama_configs
+
+pytestmark = pytest.mark.math
+
+Get = Callable[[str], Model]
+
+# safetensors totals that the hub publishes for these repositories
+PUBLISHED = {
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+}
+
+
+@pytest.mark.parametrize(("name", "params"), PUBLISHED.items())
+def test_published_total(name: str, params: int, model: Get) -> None:
+    """From config.json alone, the parameters of the published checkpoint."""
+    assert model(name).count.params == params
+
+
+def test_llama_8b_parts(model: Get) -> None:
+    """Every part of Llama-3.1-8B, as h, I, V, heads and layers give it."""
+    llama = model("meta-llama/Llama-3.1-8B")
+    roles = llama.count.by_role
+    assert roles["embed"] == 128_256 * 4096 == 525_336_576
+    assert roles["attn"] == 32 * 41_943_040
+    assert roles["mlp"] == 32 * 176_160_768
+    assert roles["norms"] == 32 * 8_192 + 4_096
+    assert roles["lm_head"] == 525_336_576
+    assert roles["other"] == 0
+    assert sum(roles.values()) == llama.count.params
+
+
+def test_tied_head_counts_once(model: Get) -> None:
+    """Llama-3.2-1B ties its head: lm_head is 0 and no tensor of that name is in the inventory."""
+    llama = model("meta-llama/Llama-3.2-1B")
+    assert llama.count.by_role["lm_head"] == 0
+    assert not any(tensor.role == "lm_head" for tensor in llama.tensors)
+
+
+def test_mixture_counts_active_experts(model: Get) -> None:
+    """Qwen3-30B-A3B: 8 of 128 experts a token; the card says 3.3 B are activated."""
+    qwen = model("Qwen/Qwen3-30B-A3B")
+    expert = 3 * 2048 * 768
+    assert qwen.count.params - qwen.count.active == 48 * (128 - 8) * expert
+    assert round(qwen.count.active / 10**9, 1) in (3.3, 3.4)
+    assert qwen.count.by_part["mlp.experts"] == 48 * 128 * expert
+    assert qwen.count.by_part["mlp.router"] == 48 * 128 * 2048
+
+
+def _closed_form(c: dict[str, Any]) -> int:
+    """embed + L x (attention + MLP + 2 norms) + final norm + head, written independently of the blocks."""
+    h, inner, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    n, k = c["num_attention_heads"], c["num_key_value_heads"]
+    d = c.get("head_dim") or h // n
+    attention = 2 * h * n * d + 2 * h * k * d
+    if c["attention_bias"]:
+        attention += n * d + 2 * k * d + h
+    mlp = 3 * h * inner + (2 * inner + h if c["mlp_bias"] else 0)
+    return int(v * h * (1 if c["tie_word_embeddings"] else 2) + c["num_hidden_layers"] * (attention + mlp + 2 * h) + h)
+
+
+@given(llama_configs())
+def test_inventory_equals_closed_form(config: dict[str, Any]) -> None:
+    """The sum over tensors is the textbook formula, whatever the shape."""
+    model = build(config, "drawn")
+    assert model.count.params == _closed_form(config)
+    assert sum(tensor.elements for tensor in model.tensors) == model.count.checkpoint
+
+
+@given(llama_configs())
+def test_tying_saves_exactly_one_table(config: dict[str, Any]) -> None:
+    """Tied embeddings save vocab_size x hidden_size parameters, no more and no less."""
+    tied = build({**config, "tie_word_embeddings": True}, "tied").count.params
+    untied = build({**config, "tie_word_embeddings": False}, "untied").count.params
+    assert untied - tied == config["vocab_size"] * config["hidden_size"]
+
+
+@given(llama_configs())
+def test_grouped_queries_never_cost_more(config: dict[str, Any]) -> None:
+    """GQA has at most the parameters and the cache of MHA."""
+    grouped = build(config, "gqa")
+    full = build({**config, "num_key_value_heads": config["num_attention_heads"]}, "mha")
+    assert grouped.count.params <= full.count.params
+    assert grouped.cache_shape.per_token() <= full.cache_shape.per_token()
+
+
+@given(llama_configs())
+def test_two_config_forms_agree(config: dict[str, Any]) -> None:
+    """The hub's form, and what transformers 5 saves: layer_types, rope_parameters, dtype, nested text_config."""
+    hub = {**config, "torch_dtype": "bfloat16", "rope_theta": 10000.0}
+    text = {
+        **config,
+        "dtype": "bfloat16",
+        "layer_types": ["full_attention"] * config["num_hidden_layers"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    nested = {"model_type": "llava", "text_config": text, "tie_word_embeddings": config["tie_word_embeddings"]}
+    forms = [build(form, "form") for form in (hub, text)]
+    text_only = build({**nested, "model_type": "llama"}, "nested")
+    assert forms[0].count == forms[1].count == text_only.count
+    assert forms[0].caches == forms[1].caches == text_only.caches
+    assert forms[0].config.dtype == forms[1].config.dtype == text_only.config.dtype == "bfloat16"
+
+
+def test_unknown_type_is_refused() -> None:
+    """A model_type without a recipe names what is known and how to add one."""
+    with pytest.raises(UnknownModelType, match="no recipe") as error:
+        build({"model_type": "never_heard_of", "hidden_size": 8}, "some/model")
+    assert "llama" in str(error.value)
+    assert "docs/new-model-family.md" in str(error.value)
+    assert "some/model" in str(error.value)
