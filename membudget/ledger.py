@@ -12,6 +12,8 @@ from membudget.engines.cache import cache_bytes
 from membudget.units import GIB, both, short
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
+#: Formats to suggest, from the least compressed on.
+SMALLER = ("fp8", "q8_0", "awq", "q4_k_m")
 #: No search looks further; a plan beyond is memory without a model to use it.
 MAX_CTX = 2**30
 MAX_USERS = 2**24
@@ -27,12 +29,11 @@ class Line(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One change that makes a budget fit: what to do and how many bytes it frees."""
+    """What makes a budget fit: the change in words, the bytes it frees, the budget's fields it sets."""
 
     text: str
     frees: int
-    field: str
-    value: str | int
+    values: dict[str, str | int]
 
 
 class Ledger:
@@ -123,7 +124,7 @@ class Ledger:
 
     @property
     def changes(self) -> list[Change]:
-        """Single changes that would make it fit, the smallest first; empty when it fits or none does."""
+        """What would make it fit: single changes, the smallest first, else one combination; empty when it fits."""
         if self._changes is None:
             self._changes = [] if self.fits else _changes(self)
         return self._changes
@@ -138,7 +139,7 @@ class Ledger:
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
-            help_text = "no format, KV dtype, context or number of users membudget knows would make it fit this machine."
+            help_text = f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine.name}."
         else:
             help_text = "it would fit with " + "; or ".join(change.text for change in self.changes) + "."
         return (
@@ -308,21 +309,42 @@ def _changes(ledger: Ledger) -> list[Change]:
     budget, found = ledger.budget, []
     if 0 < ledger.max_users < budget.users:
         frees = ledger.kv_per_request * (budget.users - ledger.max_users)
-        found.append(Change(f"{ledger.max_users:,} users instead of {budget.users:,}", frees, "users", ledger.max_users))
+        found.append(Change(f"{ledger.max_users:,} users instead of {budget.users:,}", frees, {"users": ledger.max_users}))
     if 0 < ledger.max_ctx < budget.ctx:
         frees = ledger.kv_cache - kv_request(budget, ledger.max_ctx) * budget.users
-        found.append(Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, "ctx", ledger.max_ctx))
+        found.append(Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, {"ctx": ledger.max_ctx}))
     fp8 = budget._replace(kv_cache_dtype="fp8")
     if kv_request(fp8, budget.ctx) < ledger.kv_per_request and _fits(fp8, budget.ctx, budget.users):
         frees = ledger.kv_cache - kv_request(fp8, budget.ctx) * budget.users
-        found.append(Change("an fp8 KV cache", frees, "kv_cache_dtype", "fp8"))
-    for name in ("fp8", "q8_0", "awq", "q4_k_m"):
-        smaller = budget._replace(format=formats.get(name))
+        found.append(Change("an fp8 KV cache", frees, {"kv_cache_dtype": "fp8"}))
+    for name in SMALLER:
+        smaller = _with_format(budget, name)
         frees = ledger.weights - smaller.format.weigh(budget.model).total
         if frees > 0 and _fits(smaller, budget.ctx, budget.users):
-            found.append(Change(f"{name} weights", frees, "format", name))
+            found.append(Change(f"{name} weights", frees, {"format": name}))
             break
-    return sorted(found, key=lambda change: change.frees)
+    return sorted(found, key=lambda change: change.frees) or _together(ledger)
+
+
+def _together(ledger: Ledger) -> list[Change]:
+    """No single change is enough: the least compressed weights that fit some users with an fp8 cache."""
+    budget = ledger.budget
+    for name in (budget.format.name, *SMALLER):
+        smaller = _with_format(budget, name)._replace(kv_cache_dtype="fp8")
+        users = min(budget.users, predict(smaller).max_users)
+        if users and smaller.format.weigh(budget.model).total <= ledger.weights:
+            after = predict(smaller._replace(users=users))
+            values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": users}
+            text = f"an fp8 KV cache and {users:,} user{'s' if users != 1 else ''}"
+            if name != budget.format.name:
+                values["format"] = name
+                text = f"{name} weights, {text}"
+            return [Change(text + " together", ledger.total - after.total, values)]
+    return []
+
+
+def _with_format(budget: Budget, name: str) -> Budget:
+    return budget if name == budget.format.name else budget._replace(format=formats.get(name))
 
 
 def _kv_why(budget: Budget) -> str:
