@@ -4,11 +4,22 @@ The table is `machines.yaml`; every number there carries its source.  Reading YA
 costs more than a whole plan, so `machines.json` beside it holds the same content,
 stamped with the checksum of the YAML it was made from; a stale or missing copy is
 ignored (`python -m membudget.machines` writes it anew).
+
+    get("dgx-spark")  get("RTX 4090")  get("this-machine")  get("my-box", ["my-machines.yaml"])
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+#: The name that stands for whatever machine this is, see `membudget.detect`.
+THIS_MACHINE = "this-machine"
+#: Users' own machine files, separated as PATH is.
+ENVIRONMENT = "MEMBUDGET_MACHINES"
+#: What people write before a device's name, longest first.
+_VENDORS = ("nvidiageforce", "amdinstinct", "nvidia", "geforce", "apple", "tesla", "amd")
 
 
 class Machine(NamedTuple):
@@ -17,10 +28,11 @@ class Machine(NamedTuple):
     memory: what the driver reports (nvidia-smi's memory.total; MemTotal where unified).
     nominal: what is printed on the box, read as GiB: 80 for an "80 GB" card.
     unified: CPU and GPU share the memory, so the operating system needs its part.
-    bandwidth: bytes a second that memory is read with, as specified.
+    bandwidth: bytes a second that memory is read with, as specified; 0 when unknown.
     os_reserve: left to the operating system and everything else on the machine.
     cuda_total: what CUDA (torch, vLLM) reports as total, where that was seen.
     platform: cuda, rocm, metal or cpu.  source: where the numbers come from.
+    aliases: other names.  notes: what is unknown or assumed, in words.
     """
 
     name: str
@@ -33,11 +45,156 @@ class Machine(NamedTuple):
     platform: str = "cuda"
     title: str = ""
     source: str = ""
+    aliases: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def capacity(self, convention: str = "reported") -> int:
         """Bytes to plan with: ``reported`` by the driver, or ``nominal`` as sold."""
         return self.nominal if convention == "nominal" else self.memory
 
+    @property
+    def marketed(self) -> int:
+        """The number on the box in decimal bytes: 80,000,000,000 for an "80 GB" card."""
+        return self.nominal * 10**9 // 2**30
+
 
 class UnknownMachine(ValueError):
     """A machine that no table has: the message lists the nearest names."""
+
+
+def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
+    """The machine of that name or alias, however it is spelt ("RTX 4090", "rtx_4090").
+
+    files: users' own machine files; the later one wins, and all win over the
+    environment's (`MEMBUDGET_MACHINES`) and those over the shipped table.
+    ``this-machine`` is detected.  Raises `UnknownMachine`, and
+    `membudget.machine_file.MachineFileError` for a file that cannot be read.
+    """
+    key = normalize(name)
+    if key == normalize(THIS_MACHINE):
+        from membudget import detect
+
+        return detect.detect()
+    own = [machine for file in _own_files(files) for machine in _read(file)]
+    # A later file wins, and a name wins over an alias within one.
+    for machine in reversed(own):
+        if normalize(machine.name) == key:
+            return machine
+    for machine in reversed(own):
+        if key in map(normalize, machine.aliases):
+            return machine
+    table, aliases = _shipped()
+    found = aliases.get(key)
+    if found is None:
+        raise UnknownMachine(_unknown(name, [*(machine.name for machine in own), *table]))
+    return _machine(found, table[found])
+
+
+def all_machines(files: Sequence[str | os.PathLike[str]] = ()) -> dict[str, Machine]:
+    """Every known machine by name, the shipped ones first, users' own over them."""
+    table, _ = _shipped()
+    machines = {name: _machine(name, fields) for name, fields in table.items()}
+    for file in _own_files(files):
+        machines.update((machine.name, machine) for machine in _read(file))
+    return machines
+
+
+def normalize(name: str) -> str:
+    """A name without case, vendor and separators, so that spellings meet: ``rtx4090``."""
+    key = "".join(filter(str.isalnum, name.lower()))
+    for vendor in _VENDORS:
+        if key.startswith(vendor) and len(key) > len(vendor):
+            return key[len(vendor) :]
+    return key
+
+
+def _own_files(files: Sequence[str | os.PathLike[str]]) -> list[str]:
+    named = [part for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part]
+    return [*named, *(os.fspath(file) for file in files)]
+
+
+def _read(path: str) -> list[Machine]:
+    from membudget import machine_file
+
+    return machine_file.read(path)
+
+
+_cache: tuple[dict[str, Any], dict[str, str]] | None = None
+
+
+def _shipped() -> tuple[dict[str, Any], dict[str, str]]:
+    """The shipped table: fields by name, and name by normalized alias.  Read once."""
+    global _cache
+    if _cache is None:
+        import json
+        import zlib
+
+        from membudget.data import data_path
+
+        path = data_path("machines.yaml")
+        with open(path, "rb") as file:
+            text = file.read()
+        content: dict[str, Any] = {}
+        try:
+            with open(f"{path.removesuffix('.yaml')}.json", "rb") as file:
+                content = json.loads(file.read())
+        except (OSError, ValueError):
+            pass  # the YAML has it all, only slower
+        if content.get("crc32") != zlib.crc32(text):
+            content = compile_table(_read(path), text)
+        _cache = content["machines"], content["names"]
+    return _cache
+
+
+def compile_table(machines: Iterable[Machine], text: bytes) -> dict[str, Any]:
+    """What machines.json holds: the fields by name, names by spelling, the stamp of the YAML text."""
+    import zlib
+
+    defaults = Machine._field_defaults
+    table: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for machine in machines:
+        table[machine.name] = {
+            key: value
+            for key, value in machine._asdict().items()
+            if key != "name" and defaults.get(key, ...) != value
+        }
+        for spelling in (machine.name, *machine.aliases):
+            names.setdefault(normalize(spelling), machine.name)
+    return {"crc32": zlib.crc32(text), "machines": table, "names": names}
+
+
+def _machine(name: str, fields: dict[str, Any]) -> Machine:
+    return Machine(name, **{**fields, "aliases": tuple(fields.get("aliases", ()))})
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name.lower(), names, 3, 0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return (
+        f"no machine is called {name!r}.{hint} Known are: {', '.join(dict.fromkeys(names))}, and {THIS_MACHINE}. "
+        f"Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
+    )
+
+
+def main() -> None:
+    """Write machines.json anew from machines.yaml."""
+    import json
+
+    from membudget.data import data_path
+
+    path = data_path("machines.yaml")
+    with open(path, "rb") as file:
+        text = file.read()
+    content = compile_table(_read(path), text)
+    target = f"{path.removesuffix('.yaml')}.json"
+    with open(target, "w", encoding="utf-8") as out:
+        json.dump(content, out, indent=1)
+        out.write("\n")
+    print(f"{target}: {len(content['machines'])} machines")
+
+
+if __name__ == "__main__":
+    main()
