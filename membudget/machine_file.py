@@ -52,7 +52,7 @@ def parse(text: str, source: str = "<string>") -> list[Machine]:
     except yaml.YAMLError as error:
         raise MachineFileError(f"{source}: not YAML: {error}") from None
     if root is None:
-        raise MachineFileError(f"{source}:1: empty; allowed is `name: {{memory: 24564 MiB, ...}}`, see docs/machines.md")
+        raise MachineFileError(f"{source}:1: empty; allowed: `name: {{memory: 24564 MiB}}`, see docs/machines.md")
     machines: list[Machine] = []
     spellings: dict[str, str] = {}
     for key, value in _pairs(root, source, "the file"):
@@ -61,16 +61,16 @@ def parse(text: str, source: str = "<string>") -> list[Machine]:
         for spelling in (machine.name, *machine.aliases):
             other = spellings.setdefault(normalize(spelling), machine.name)
             if other != machine.name:
-                raise _error(source, key, spelling, f"{machine.name} and {other} are both called {spelling!r}", "one of them")
+                wrong = f"{machine.name} and {other} are both called so"
+                raise _error(source, key, spelling, wrong, "one of them")
     return machines
 
 
 def _machine(key: yaml.Node, node: yaml.Node, source: str) -> Machine:
     name = key.value
     if not _NAME.fullmatch(name) or normalize(name) == normalize(THIS_MACHINE):
-        raise _error(
-            source, key, name, "not a machine's name", f"lower-case letters, digits, '-', '.', '_', but not {THIS_MACHINE}"
-        )
+        allowed = f"lower-case letters, digits, '-', '.', '_', but not {THIS_MACHINE}"
+        raise _error(source, key, name, "not a machine's name", allowed)
     found: dict[str, Any] = {}
     where: dict[str, yaml.Node] = {}
     for field, value in _pairs(node, source, name):
@@ -88,10 +88,8 @@ def _machine(key: yaml.Node, node: yaml.Node, source: str) -> Machine:
     memory = found["memory"]
     for field in ("os_reserve", "cuda_total", "gpu_limit"):
         if found.get(field, 0) > memory:
-            raise _error(
-                source, where[field], f"{name}.{field}", f"{found[field]:,} B is more than the machine has",
-                f"at most memory, {memory:,} B",
-            )  # fmt: skip
+            wrong = f"{found[field]:,} B is more than the machine has"
+            raise _error(source, where[field], f"{name}.{field}", wrong, f"at most memory, {memory:,} B")
     limit = found.pop("gpu_limit", None)
     if limit is not None:
         if "os_reserve" in found:

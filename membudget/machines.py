@@ -87,6 +87,10 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
     found = aliases.get(key)
     if found is None:
         raise UnknownMachine(_unknown(name, [*(machine.name for machine in own), *table]))
+    # A shipped alias leads to the user's entry where one replaces the shipped machine.
+    for machine in reversed(own):
+        if machine.name == found:
+            return machine
     return _machine(found, table[found])
 
 
@@ -155,9 +159,7 @@ def compile_table(machines: Iterable[Machine], text: bytes) -> dict[str, Any]:
     names: dict[str, str] = {}
     for machine in machines:
         table[machine.name] = {
-            key: value
-            for key, value in machine._asdict().items()
-            if key != "name" and defaults.get(key, ...) != value
+            key: value for key, value in machine._asdict().items() if key != "name" and defaults.get(key, ...) != value
         }
         for spelling in (machine.name, *machine.aliases):
             names.setdefault(normalize(spelling), machine.name)
