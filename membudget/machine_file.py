@@ -16,176 +16,181 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import yaml
-
 from membudget.machines import THIS_MACHINE, Machine, normalize
 from membudget.units import UnitError, parse_bytes
+from membudget.yaml_strict import Node, Problem
+from membudget.yaml_strict import parse as parse_yaml
 
 PLATFORMS = ("cuda", "rocm", "metal", "cpu")
+SIZE = "a size such as 24564 MiB or 128 GiB"
+RATE = "a rate such as 273 GB/s or 3.35 TB/s"
+EXAMPLE = "`name:` and, indented below it, `memory: 24564 MiB`; see docs/machines.md"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_NAMES_ALLOWED = f"lower-case letters, digits, '-', '.', '_', and not {THIS_MACHINE}"
 
 
 class MachineFileError(ValueError):
-    """A machine file that cannot be read: file:line, the field, what is allowed."""
+    """A machine file that cannot be read; every problem on a line: file:line, the field, what is allowed."""
+
+
+class _Refused(Exception):
+    """One value is refused: the line, what is wrong with it, what is allowed."""
+
+    def __init__(self, line: int, wrong: str, allowed: str) -> None:
+        super().__init__(f"{wrong}; allowed: {allowed}")
+        self.line = line
 
 
 def read(path: str | os.PathLike[str]) -> list[Machine]:
     """Every machine of a file, in its order."""
     name = os.fspath(path)
     try:
-        with open(name, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise MachineFileError(f"{name}: cannot be read: {reason}") from None
-    return parse(text, name)
+        with open(name, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise MachineFileError(f"{name}: cannot be read: {error.strerror}") from None
+    return parse(data, name)
 
 
-def parse(text: str, source: str = "<string>") -> list[Machine]:
+def parse(data: bytes, source: str = "<string>") -> list[Machine]:
     """Every machine in a YAML text; `source` is what errors call the file."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise MachineFileError(f"{source}:{line}: not YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise MachineFileError(f"{source}: not YAML: {error}") from None
-    if root is None:
-        raise MachineFileError(f"{source}:1: empty; allowed: `name: {{memory: 24564 MiB}}`, see docs/machines.md")
+    root, problems = parse_yaml(data, source)
     machines: list[Machine] = []
+    if root is None or root.kind != "map":
+        problems = problems or [Problem(source, root.line if root else 1, "", f"no machines here; allowed: {EXAMPLE}")]
+        root = Node("map", 1)
+    for name, node in root.fields.items():
+        machine = _machine(name, node, source, problems)
+        if machine is not None:
+            machines.append(machine)
     spellings: dict[str, str] = {}
-    for key, value in _pairs(root, source, "the file"):
-        machine = _machine(key, value, source)
-        machines.append(machine)
+    for machine in machines:
         for spelling in (machine.name, *machine.aliases):
             other = spellings.setdefault(normalize(spelling), machine.name)
             if other != machine.name:
-                wrong = f"{machine.name} and {other} are both called so"
-                raise _error(source, key, spelling, wrong, "one of them")
+                text = f"{spelling!r} also names {other}; allowed: a spelling for one machine"
+                problems.append(Problem(source, root.fields[machine.name].line, machine.name, text))
+    if problems:
+        raise MachineFileError("\n".join(map(str, sorted(problems, key=lambda problem: problem.line))))
     return machines
 
 
-def _machine(key: yaml.Node, node: yaml.Node, source: str) -> Machine:
-    name = key.value
-    if not _NAME.fullmatch(name) or normalize(name) == normalize(THIS_MACHINE):
-        allowed = f"lower-case letters, digits, '-', '.', '_', but not {THIS_MACHINE}"
-        raise _error(source, key, name, "not a machine's name", allowed)
+def _machine(name: str, node: Node, source: str, problems: list[Problem]) -> Machine | None:
+    before = len(problems)
     found: dict[str, Any] = {}
-    where: dict[str, yaml.Node] = {}
-    for field, value in _pairs(node, source, name):
-        reader = FIELDS.get(field.value)
-        if reader is None:
-            import difflib
 
-            near = difflib.get_close_matches(field.value, FIELDS, 1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise _error(source, field, f"{name}.{field.value}", f"unknown field{hint}", ", ".join(FIELDS))
-        found[field.value] = reader(value, source, f"{name}.{field.value}")
-        where[field.value] = value
-    if "memory" not in found:
-        raise _error(source, key, f"{name}.memory", "missing", "a size such as 24564 MiB, as nvidia-smi prints it")
-    memory = found["memory"]
+    def refuse(line: int, field: str, text: str) -> None:
+        problems.append(Problem(source, line, f"{name}.{field}" if field else name, text))
+
+    if not _NAME.fullmatch(name) or normalize(name) == normalize(THIS_MACHINE):
+        refuse(node.line, "", f"no name for a machine; allowed: {_NAMES_ALLOWED}")
+    if node.kind != "map":
+        refuse(node.line, "", f"not a machine; allowed: {EXAMPLE}")
+        return None
+    for field, value in node.fields.items():
+        reader = FIELDS.get(field)
+        if reader is None:
+            refuse(value.line, field, _unknown_field(field))
+            continue
+        try:
+            found[field] = reader(value)
+        except _Refused as refused:
+            refuse(refused.line, field, str(refused))
+    memory = found.get("memory")
+    if "memory" not in node.fields:
+        refuse(node.line, "memory", f"missing; allowed: {SIZE}, as the driver reports it")
     for field in ("os_reserve", "cuda_total", "gpu_limit"):
-        if found.get(field, 0) > memory:
+        if memory is not None and found.get(field, 0) > memory:
             wrong = f"{found[field]:,} B is more than the machine has"
-            raise _error(source, where[field], f"{name}.{field}", wrong, f"at most memory, {memory:,} B")
+            refuse(node.fields[field].line, field, f"{wrong}; allowed: at most memory, {memory:,} B")
+    if "gpu_limit" in found and "os_reserve" in found:
+        refuse(node.fields["gpu_limit"].line, "gpu_limit", "stands beside os_reserve; allowed: one of the two")
+    if len(problems) > before:
+        return None
     limit = found.pop("gpu_limit", None)
     if limit is not None:
-        if "os_reserve" in found:
-            raise _error(source, where["gpu_limit"], f"{name}.gpu_limit", "given beside os_reserve", "one of the two")
         found["os_reserve"] = memory - limit
-    found.setdefault("nominal", memory)
-    found.setdefault("unified", False)
-    found.setdefault("bandwidth", 0)
-    return Machine(name, **found)
+    return Machine(name, **{"nominal": memory, "unified": False, "bandwidth": 0, **found})
 
 
-def _pairs(node: yaml.Node, source: str, what: str) -> list[tuple[yaml.Node, yaml.Node]]:
-    if not isinstance(node, yaml.MappingNode):
-        raise _error(source, node, what, "not a mapping", "`key: value` lines")
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise _error(source, key, what, "a key that is not plain text", "plain names")
-        if key.value in seen:
-            raise _error(
-                source, key, f"{what}.{key.value}", f"given twice, first in line {seen[key.value]}", "each key once"
-            )
-        seen[key.value] = key.start_mark.line + 1
-    return list(node.value)
+def _unknown_field(field: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(field, FIELDS, 1)
+    return f"unknown field{f', did you mean {near[0]}?' if near else ''}; allowed: {', '.join(FIELDS)}"
 
 
-def _size(node: yaml.Node, source: str, field: str) -> int:
-    text = _scalar(node, source, field, "a size such as 24564 MiB or 128 GiB")
+def _text(node: Node, allowed: str = "text") -> str:
+    if node.kind != "scalar" or node.trap or not isinstance(node.value, str) or not node.value.strip():
+        wrong = node.trap or (f"{node.text!r} is no text" if node.kind == "scalar" else f"a {node.kind}")
+        raise _Refused(node.line, wrong, allowed)
+    return node.value
+
+
+def _size(node: Node) -> int:
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        raise _Refused(node.line, f"{node.text} has no unit", SIZE)
     try:
-        size = parse_bytes(text)
+        return parse_bytes(_text(node, SIZE))
     except UnitError as error:
-        raise _error(source, node, field, str(error), "a size such as 24564 MiB or 128 GiB") from None
-    if size == 0 and not field.endswith(".os_reserve"):
-        raise _error(source, node, field, "0 bytes", "a size above 0")
+        raise _Refused(node.line, str(error), SIZE) from None
+
+
+def _size_above_zero(node: Node) -> int:
+    size = _size(node)
+    if not size:
+        raise _Refused(node.line, "0 bytes", SIZE)
     return size
 
 
-def _rate(node: yaml.Node, source: str, field: str) -> int:
-    text = _scalar(node, source, field, "a rate such as 273 GB/s")
+def _rate(node: Node) -> int:
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        raise _Refused(node.line, f"{node.text} has no unit", RATE)
+    text = _text(node, RATE).strip()
+    if not text.endswith("/s"):
+        raise _Refused(node.line, f"{text!r} is not a rate", RATE)
     try:
-        if not text.endswith("/s"):
-            raise UnitError(f"{text!r} is not a rate")
         return parse_bytes(text.removesuffix("/s"))
     except UnitError as error:
-        raise _error(source, node, field, str(error), "a rate such as 273 GB/s or 3.35 TB/s") from None
+        raise _Refused(node.line, str(error), RATE) from None
 
 
-def _flag(node: yaml.Node, source: str, field: str) -> bool:
-    text = _scalar(node, source, field, "true or false")
-    if text not in ("true", "false"):
-        raise _error(source, node, field, f"{text!r}", "true or false")
-    return text == "true"
+def _flag(node: Node) -> bool:
+    if not isinstance(node.value, bool):
+        raise _Refused(node.line, node.trap or f"{node.text!r} is neither", "true or false")
+    return node.value
 
 
-def _text(node: yaml.Node, source: str, field: str) -> str:
-    return _scalar(node, source, field, "text")
-
-
-def _platform(node: yaml.Node, source: str, field: str) -> str:
-    text = _scalar(node, source, field, ", ".join(PLATFORMS))
+def _platform(node: Node) -> str:
+    text = _text(node, ", ".join(PLATFORMS))
     if text not in PLATFORMS:
-        raise _error(source, node, field, f"{text!r}", ", ".join(PLATFORMS))
+        raise _Refused(node.line, f"{text!r} is none", ", ".join(PLATFORMS))
     return text
 
 
-def _names(node: yaml.Node, source: str, field: str) -> tuple[str, ...]:
-    if not isinstance(node, yaml.SequenceNode):
-        raise _error(source, node, field, "not a list", "a list of names: [h100, h100-80]")
-    names = tuple(_scalar(item, source, field, "names") for item in node.value)
-    for item, name in zip(node.value, names, strict=True):
-        if not normalize(name) or normalize(name) == normalize(THIS_MACHINE):
-            raise _error(source, item, field, f"{name!r} cannot be an alias", f"a name, but not {THIS_MACHINE}")
-    return names
-
-
-def _scalar(node: yaml.Node, source: str, field: str, allowed: str) -> str:
-    if not isinstance(node, yaml.ScalarNode) or node.value == "" or node.tag == "tag:yaml.org,2002:null":
-        raise _error(source, node, field, "empty or not a single value", allowed)
-    return str(node.value)
-
-
-def _error(source: str, node: yaml.Node, field: str, wrong: str, allowed: str) -> MachineFileError:
-    return MachineFileError(f"{source}:{node.start_mark.line + 1}: {field}: {wrong}; allowed: {allowed}")
+def _names(node: Node) -> tuple[str, ...]:
+    if node.kind != "list":
+        raise _Refused(node.line, "not a list", 'a list of names: [h100, "NVIDIA H100 80GB HBM3"]')
+    names = []
+    for item in node.items:
+        name = _text(item, f"a name (a number in quotes), and not {THIS_MACHINE}")
+        if normalize(name) in ("", normalize(THIS_MACHINE)):
+            raise _Refused(item.line, f"{name!r} cannot be a name", f"letters and digits, and not {THIS_MACHINE}")
+        names.append(name)
+    return tuple(names)
 
 
 #: Every field of a machine and what reads it.
-FIELDS: dict[str, Callable[[yaml.Node, str, str], Any]] = {
+FIELDS: dict[str, Callable[[Node], Any]] = {
     "title": _text,
     "aliases": _names,
     "platform": _platform,
     "unified": _flag,
-    "memory": _size,
-    "nominal": _size,
+    "memory": _size_above_zero,
+    "nominal": _size_above_zero,
     "os_reserve": _size,
-    "gpu_limit": _size,
-    "cuda_total": _size,
+    "gpu_limit": _size_above_zero,
+    "cuda_total": _size_above_zero,
     "bandwidth": _rate,
     "source": _text,
 }

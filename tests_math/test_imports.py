@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "membudget"
 #: Data moves left to right: a module imports only from its own tier or those before it.
 TIERS = (
     ("units", "data", "yaml_strict", "tolerance"),
-    ("model", "formats", "machines", "detect"),
+    ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
     ("budget", "budget_file", "schema"),
     ("ledger", "fleet"),
