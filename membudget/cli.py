@@ -1,0 +1,185 @@
+"""The command line: `membudget plan | count | check | ...`.
+
+Every command lives in its own module under `membudget.commands`, imported only when it
+is the one chosen: `HELP`, `options(parser)` and `run(args) -> Result`.
+
+Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here.
+With --json every command writes one document to stdout, errors too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from membudget.commands.arguments import UsageError, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from types import ModuleType
+    from typing import Any
+
+#: The order people read them in: name, module under `membudget.commands`, one line of help.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("plan", "plan", "does a model fit a machine, for so many users, and what breaks it"),
+    ("count", "count", "parameters of a model by role and by layer"),
+    ("check", "check", "check budget files: the arithmetic, without pytest"),
+    ("init", "init", "write a first budget for a model and this machine"),
+    ("fleet", "fleet", "how many devices for so many users, as a lower bound"),
+    ("machines", "machines", "machines that are known, and this one"),
+    ("formats", "formats", "weight formats and KV cache dtypes"),
+    ("models", "models", "models whose config.json ships with membudget"),
+    ("schema", "schema", "the JSON Schema of a budget file, for editors"),
+    ("fetch", "fetch", "save a model's config.json from the hub"),
+    ("pool", "pool", "vLLM's KV cache pool, to the block"),
+    ("oracle", "oracle", "ask the installed vLLM for its own pool"),
+    ("log", "log", "read the memory figures in a vLLM log"),
+    ("probe", "probe", "measure a budget on this machine"),
+    ("history", "history", "runs that were recorded, and what moved"),
+    ("explore", "explore", "an HTML page to play with a plan"),
+)
+
+INTERRUPTED, BUG = 130, 70
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing that a user types makes it raise."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in arguments
+    try:
+        code, text = _answer(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the one place where errors become messages
+        code, text = _failed(error, as_json)
+        return _write(text, code, sys.stdout if as_json else sys.stderr)
+    return _write(text, code, sys.stdout)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The argparse parser of one command, for its help and for the documentation."""
+    from membudget.commands.arguments import build
+
+    module = _module(name)
+    return build(name, (module.__doc__ or "").strip(), module.options)
+
+
+def available() -> list[str]:
+    """The commands whose parts are all there."""
+    from importlib.util import find_spec
+
+    return [name for name, module, _ in COMMANDS if find_spec(f"membudget.commands.{module}") is not None]
+
+
+def usage() -> str:
+    """The help of `membudget` itself."""
+    here = set(available())
+    lines = [
+        "usage: membudget COMMAND ... [--json]",
+        "",
+        "The memory a language model needs to serve people: predicted to the byte, proven by tests.",
+        "",
+        *(f"  {name:<10} {text}" for name, _, text in COMMANDS if name in here),
+        "",
+        "Start with:  membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8",
+        "Options:     membudget COMMAND --help; membudget --version",
+        "Exit codes:  0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here",
+    ]
+    return "\n".join(lines)
+
+
+def _answer(arguments: list[str]) -> tuple[int, str]:
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help", "help"):
+        if first == "help" and len(arguments) > 1:
+            return _answer([arguments[1], "--help"])
+        return (0 if arguments else 2), usage()
+    if first in ("-V", "--version", "version"):
+        from membudget import __version__
+
+        return 0, f"membudget {__version__}"
+    if not any(first == name for name, _, _ in COMMANDS):
+        raise UsageError(_unknown_command(first))
+    if "-h" in arguments or "--help" in arguments:
+        return 0, parser_of(first).format_help().rstrip()
+    module = _module(first)
+    args = parse(first, (module.__doc__ or "").strip(), module.options, arguments[1:])
+    result = module.run(args)
+    return result.code, _json(result.document) if args.json else result.text()
+
+
+def _module(name: str) -> ModuleType:
+    from importlib import import_module
+
+    module = next(module for known, module, _ in COMMANDS if known == name)
+    try:
+        return import_module(f"membudget.commands.{module}")
+    except ModuleNotFoundError as error:
+        if error.name == f"membudget.commands.{module}":
+            raise UsageError(f"{name} is not part of this version of membudget") from None
+        raise
+
+
+def _unknown_command(name: str) -> str:
+    from difflib import get_close_matches
+
+    known = available()
+    near = get_close_matches(name, known, 3, 0.5)
+    hint = f"; near are {', '.join(near)}" if near else ""
+    return f"unknown command {_shown(name)}{hint}; known are {', '.join(known)}"
+
+
+def _shown(text: str) -> str:
+    from membudget.locate import shown
+
+    return shown(text)
+
+
+def _failed(error: Exception, as_json: bool) -> tuple[int, str]:
+    """The exit code and the message, as text or as JSON."""
+    code = _code_of(error)
+    message = str(error).strip() or type(error).__name__
+    if code == BUG:
+        if os.environ.get("MEMBUDGET_TRACEBACK"):
+            raise error
+        message = (
+            f"internal error: {type(error).__name__}: {message}. This is a bug in membudget; "
+            "with MEMBUDGET_TRACEBACK=1 in the environment it shows where, please report that"
+        )
+    if as_json:
+        return code, _json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
+    return code, f"membudget: {message}"
+
+
+def _code_of(error: Exception) -> int:
+    if getattr(error, "reachable", None) is False or isinstance(error, (ImportError, FileNotFoundError)):
+        return 3
+    if getattr(error, "exit_code", None) is not None:
+        return int(getattr(error, "exit_code"))  # noqa: B009
+    return 2 if isinstance(error, (ValueError, OSError)) and not isinstance(error, UnicodeError) else BUG
+
+
+def _json(document: object) -> str:
+    import json
+
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _write(text: str, code: int, stream: Any) -> int:
+    """Print; a reader that has gone away (`| head`) is no error, the verdict stands."""
+    try:
+        encoding = stream.encoding or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        # what is left in the buffer must not raise again when the interpreter exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What several commands share: reading the model, numbers with their option's name in the error."""
+
+from __future__ import annotations
+
+from membudget.units import UnitError, parse_count, parse_context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.locate import Located
+    from membudget.model import Model
+
+
+class InputError(ValueError):
+    """An option's value that is refused: names the option, what it was, and what is allowed."""
+
+
+class NotHere(Exception):
+    """Something this machine or installation lacks: says what, and how to get it."""
+
+    exit_code = 3
+
+
+def model_argument(parser: Declares, more: str = "") -> None:
+    """The positional MODEL."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a hub id (Qwen/Qwen3-8B), a folder, a config.json, a .gguf or .safetensors file" + more
+    )
+    parser.add_argument(
+        "--as", dest="family", metavar="FAMILY", help="read the config as this model_type, for one that is built alike"
+    )
+    parser.add_argument("--offline", action="store_true", help="never ask the hub")
+
+
+def context(option: str, text: str, most: int) -> int:
+    """A context length: 32768, 32Ki or 32k."""
+    return _within(option, text, parse_context, most, "tokens")
+
+
+def count(option: str, text: str, most: int) -> int:
+    """A count of users or devices."""
+    return _within(option, text, parse_count, most, option.lstrip("-"))
+
+
+def share(option: str, text: str) -> float:
+    """A part of the whole: above 0, at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise InputError(f"{option}: {short_repr(text)} is refused; allowed is a number above 0 and at most 1, for example 0.9")
+    return value
+
+
+def short_repr(text: str) -> str:
+    """A value from outside, quoted and cut."""
+    from membudget.locate import shown
+
+    return shown(text)
+
+
+def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun: str) -> int:
+    if len(text) > 40:
+        raise InputError(f"{option}: {short_repr(text)} is no number of {noun}")
+    try:
+        value = parse(text)
+    except UnitError as error:
+        raise InputError(f"{option}: {error}") from None
+    if not 1 <= value <= most:
+        raise InputError(f"{option}: {value:,} is refused; allowed is a whole number from 1 to {most:,}")
+    return value
+
+
+def find_model(args: Arguments) -> tuple[Model, Located]:
+    """Locate and build the model of the MODEL argument."""
+    from membudget.locate import locate
+    from membudget.model import build
+
+    found = locate(args.model, offline=True if args.offline else None)
+    config = found.config
+    if config is None:
+        raise InputError(
+            f"{short_repr(args.model)}: only weights lie there, no config.json to say what they make up; "
+            "put the model's config.json beside them, or pass its hub id"
+        )
+    if args.family:
+        config = config.with_defaults({})
+        config.model_type = args.family
+    return build(config, found.repo or args.model), found

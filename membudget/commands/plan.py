@@ -1,0 +1,169 @@
+"""Does a model fit? Four buckets in bytes for each machine, the verdict, and what would make it fit.
+
+Exit code 0: it fits every machine named (without --machine: at least one of those shown); 1: it does not.
+"""
+
+from __future__ import annotations
+
+import os
+
+from membudget import formats
+from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, Budget, Engine
+from membudget.commands import Result
+from membudget.commands.common import InputError, context, count, find_model, model_argument, share
+from membudget.formats import kv
+from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.units import both
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.locate import Located
+    from membudget.machines import Machine
+    from membudget.model import Model
+
+#: Shown when no machine is named: a desktop box, a server's card, a gamer's card.
+DEFAULT_MACHINES = ("dgx-spark", "h100-80gb", "rtx-4090")
+DEFAULT_CTX = 8192
+#: There where NVIDIA's driver is loaded.
+_GPU = "/proc/driver/nvidia/version"
+ENGINES = ("vllm", "transformers", "llama_cpp")
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget plan`."""
+    add = parser.add_argument
+    model_argument(parser)
+    add("--format", metavar="NAME", help="weight format (`membudget formats`); default: the one its config declares")
+    add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="as vLLM spells it: auto, fp8, ...; default: auto")
+    add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
+    add("--users", metavar="N", default="1", help="sequences at once, each at full context; default: 1")
+    add("--machine", metavar="NAME", action="append", help="may be repeated (`membudget machines`); default: a few known ones")
+    add("--machines", metavar="FILE", help="a YAML file with machines of your own")
+    add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
+    add("--engine", choices=ENGINES, default="vllm", help="default: vllm")
+    add("--max-num-batched-tokens", metavar="N", help=f"prefill chunk; default: {DEFAULT_BATCHED_TOKENS:,}")
+    add("--gpu-memory-utilization", metavar="X", help="the part of the memory that the engine may claim")
+    add("--attention", choices=("sdpa", "eager"), default="sdpa", help="eager holds every score; default: sdpa")
+    add("--logits", choices=("last", "every"), default="last", help="positions whose logits are kept; default: last")
+    add("--why", action="store_true", help="show each line's formula with its numbers")
+
+
+def run(args: Arguments) -> Result:
+    """Predict for every machine."""
+    users = count("--users", args.users, MAX_USERS)
+    ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
+    engine = _engine(args)
+    machines = find_machines(args.machine, args.machines)
+    model, found = find_model(args)
+    notes: list[str] = []
+    form = choose_format(args.format, model, found, notes)
+    cache = choose_cache(args.kv_cache_dtype, form, model)
+    ctx = _context(ctx, model, notes)
+    budgets = [
+        Budget(
+            id=f"{model.name}-{form.name}.{machine.name}",
+            model=model,
+            format=form,
+            kv_cache_dtype=cache,
+            ctx=ctx,
+            users=users,
+            machine=machine,
+            engine=engine,
+            convention=args.capacity,
+        )
+        for machine in machines
+    ]
+    ledgers = [predict(budget) for budget in budgets]
+    notes += _notes(ledgers)
+    fit = [ledger.fits for ledger in ledgers]
+    code = 0 if (all(fit) if args.machine else any(fit)) else 1
+    return Result(code, _document(ledgers, notes, found, code), lambda: _text(ledgers, notes, args.why))
+
+
+def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
+    """The machines that were named, else this one where it has a GPU and a few known ones."""
+    from membudget import machines
+
+    files = () if file is None else (file,)
+    if not names:
+        here = (machines.THIS_MACHINE,) if os.path.exists(_GPU) else ()
+        names = [*here, *DEFAULT_MACHINES]
+    return list({machine.name: machine for machine in (machines.get(name, files) for name in names)}.values())
+
+
+def choose_format(name: str | None, model: Model, found: Located, notes: list[str]) -> formats.Format:
+    """The format that was asked for, else the one that the config declares."""
+    if name is not None:
+        return formats.get(name)
+    return formats.of_config(model.config)
+
+
+def choose_cache(name: str, form: formats.Format, model: Model) -> str:
+    """The KV cache dtype by its own name; ``auto`` is the dtype that the model runs in, as vLLM has it."""
+    if name.strip().lower() != "auto":
+        return kv.get(name).name
+    if form.name in ("fp32", "fp16"):
+        return form.name
+    return "fp16" if model.config.dtype in ("float16", "half") else "bf16"
+
+
+def _engine(args: Arguments) -> Engine:
+    chunk, part = args.max_num_batched_tokens, args.gpu_memory_utilization
+    return Engine(
+        args.engine,
+        DEFAULT_BATCHED_TOKENS if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
+        args.attention,
+        args.logits,
+        None if part is None else share("--gpu-memory-utilization", part),
+    )
+
+
+def model_context(model: Model) -> int | None:
+    """max_position_embeddings, None where the config has none."""
+    value = model.config.get("max_position_embeddings")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
+    most = model_context(model)
+    if ctx is None:
+        ctx = min(DEFAULT_CTX, most or DEFAULT_CTX)
+        notes.append(f"{ctx:,} tokens of context, because --ctx is not given" + (f"; the model takes {most:,}" if most else ""))
+    elif most is not None and ctx > most:
+        notes.append(f"{ctx:,} tokens of context are more than the model's max_position_embeddings {most:,}")
+    return ctx
+
+
+def _notes(ledgers: list[Ledger]) -> list[str]:
+    first = ledgers[0].budget
+    notes = [f"not counted: {part}" for part in first.model.unknown]
+    if first.overhead is DEFAULT_OVERHEAD:
+        parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
+        notes.append(f"overhead is assumed until it is measured: {parts}")
+    unified = [ledger.budget for ledger in ledgers if ledger.budget.os_bytes]
+    if unified:
+        reserves = dict.fromkeys(f"{both(b.os_bytes).partition(' (')[0]} on {b.machine.name}" for b in unified)
+        notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")
+    return notes
+
+
+def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:
+    plans = [ledger.as_json() for ledger in ledgers]
+    for plan in plans:
+        plan.update(source=found.source, notes=notes)
+    if len(plans) == 1:
+        return plans[0]
+    return {"model": plans[0]["model"], "fits": code == 0, "plans": plans}
+
+
+def _text(ledgers: list[Ledger], notes: list[str], why: bool) -> str:
+    from membudget.report.plan import render
+    from membudget.report.terminal import Terminal
+
+    return render(ledgers, notes, Terminal.of(), why)
+
+
+__all__ = ["InputError", "choose_format", "find_machines", "options", "run"]

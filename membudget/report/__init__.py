@@ -1,0 +1,1 @@
+"""What people read: tables and bars in the terminal."""

@@ -1,0 +1,102 @@
+"""A plan as text: four buckets as a waterfall towards the machine's memory, the verdict, what it rests on."""
+
+from __future__ import annotations
+
+from membudget.ledger import BUCKETS, Ledger
+from membudget.report.terminal import Terminal, plain
+from membudget.units import both, short
+
+_NAME, _SIZE = 12, 11
+
+
+def render(ledgers: list[Ledger], notes: list[str], terminal: Terminal, why: bool = False) -> str:
+    """All machines of one plan, one below the other, and the notes that hold for all."""
+    lines = _header(ledgers[0], terminal)
+    for ledger in ledgers:
+        lines.append("")
+        lines += _machine(ledger, terminal, why)
+    if notes:
+        lines += ["", terminal.paint("notes", "bold")]
+        for note in notes:
+            lines += terminal.wrap(note, "  ", "- ")
+    return "\n".join(lines)
+
+
+def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
+    budget = ledger.budget
+    count = budget.model.count
+    params = f"{count.params:,} parameters"
+    if count.active != count.params:
+        params += f", {count.active:,} active"
+    engine = budget.engine
+    cache = f"{budget.kv_cache_dtype} KV cache"
+    run = [
+        f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens",
+        f"{both(ledger.kv_per_token)} a token",
+        f"{engine.name}, {engine.attention} attention",
+    ]
+    return [
+        terminal.dot.join(
+            [terminal.paint(plain(budget.model.name), "bold"), params, f"{budget.format.name} weights", cache]
+        ),
+        terminal.dot.join(run),
+    ]
+
+
+def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
+    machine, capacity = ledger.budget.machine, ledger.capacity
+    kind = "unified memory" if machine.unified else "memory"
+    said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
+    verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
+    lines = [
+        terminal.dot.join(
+            [terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}", verdict]
+        )
+    ]
+    cells = max(terminal.width - _NAME - 2 * _SIZE - 6, 10)
+    scale, start = max(capacity, ledger.total), 0
+    for bucket in BUCKETS:
+        size = ledger.sums[bucket]
+        lines.append(_row(bucket, size) + "  " + terminal.bar(start, start + size, capacity, scale, cells, bucket))
+        lines[-1] = lines[-1].rstrip()
+        start += size
+    lines.append(_row("total", ledger.total) + "  " + _end(ledger, terminal))
+    if why:
+        for line in ledger.lines:
+            lines += terminal.wrap(f"{line.bucket}, {line.part}: {line.why} = {line.bytes:,} B", "    ")
+    lines += terminal.wrap(ledger.verdict, "  ")
+    lines += terminal.wrap(_most(ledger), "  ")
+    step = ledger.step_seconds
+    if step:
+        users = ledger.budget.users
+        all_users = f" ({users / step:,.1f} in all)" if users != 1 else ""
+        lines += terminal.wrap(
+            f"decode: at most {1 / step:,.1f} tokens/s a user{all_users}, an upper bound: a step reads "
+            f"{short(ledger.bytes_read)} at {machine.bandwidth / 10**9:,.0f} GB/s and takes {_time(step)} or more",
+            "  ",
+        )
+    return lines
+
+
+def _row(name: str, size: int) -> str:
+    binary, _, decimal = both(size).partition(" (")
+    return f"  {name:<{_NAME}}{binary:>{_SIZE}}{decimal.rstrip(')'):>{_SIZE}}"
+
+
+def _end(ledger: Ledger, terminal: Terminal) -> str:
+    if ledger.fits:
+        return terminal.paint(f"{short(ledger.headroom)} free", "good")
+    return terminal.paint(f"{short(-ledger.headroom)} over", "bad")
+
+
+def _most(ledger: Ledger) -> str:
+    budget = ledger.budget
+    users, ctx = ledger.max_users, ledger.max_ctx
+    at_ctx = f"{users:,} user{'s' if users != 1 else ''}" if users else "no user"
+    at_users = f"{ctx:,} tokens each" if ctx else "no context"
+    who = f"{budget.users:,} user{'s' if budget.users != 1 else ''}"
+    return f"at most {at_ctx} at {budget.ctx:,} tokens; at most {at_users} for {who}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
