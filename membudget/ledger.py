@@ -319,6 +319,8 @@ def _changes(ledger: Ledger) -> list[Change]:
         found.append(Change("an fp8 KV cache", frees, {"kv_cache_dtype": "fp8"}))
     for name in SMALLER:
         smaller = _with_format(budget, name)
+        if smaller is None:
+            continue
         frees = ledger.weights - smaller.format.weigh(budget.model).total
         if frees > 0 and _fits(smaller, budget.ctx, budget.users):
             found.append(Change(f"{name} weights", frees, {"format": name}))
@@ -330,9 +332,12 @@ def _together(ledger: Ledger) -> list[Change]:
     """No single change is enough: the least compressed weights that fit some users with an fp8 cache."""
     budget = ledger.budget
     for name in (budget.format.name, *SMALLER):
-        smaller = _with_format(budget, name)._replace(kv_cache_dtype="fp8")
+        smaller = _with_format(budget, name)
+        if smaller is None or smaller.format.weigh(budget.model).total > ledger.weights:
+            continue
+        smaller = smaller._replace(kv_cache_dtype="fp8")
         users = min(budget.users, predict(smaller).max_users)
-        if users and smaller.format.weigh(budget.model).total <= ledger.weights:
+        if users:
             after = predict(smaller._replace(users=users))
             values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": users}
             text = f"an fp8 KV cache and {users:,} user{'s' if users != 1 else ''}"
@@ -343,8 +348,16 @@ def _together(ledger: Ledger) -> list[Change]:
     return []
 
 
-def _with_format(budget: Budget, name: str) -> Budget:
-    return budget if name == budget.format.name else budget._replace(format=formats.get(name))
+def _with_format(budget: Budget, name: str) -> Budget | None:
+    """The budget in another format; None where that format does not apply to the model's shapes."""
+    if name == budget.format.name:
+        return budget
+    smaller = budget._replace(format=formats.get(name))
+    try:
+        smaller.format.weigh(budget.model)
+    except formats.FormatError:
+        return None
+    return smaller
 
 
 def _kv_why(budget: Budget) -> str:
