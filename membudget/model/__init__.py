@@ -8,6 +8,7 @@ from typing import Any
 
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
+from membudget.model.defaults import class_defaults
 from membudget.model.families import FAMILIES, Family
 from membudget.model.tensors import ParameterCount, Tensor, count
 
@@ -40,7 +41,7 @@ class Model:
 
     def __init__(self, config: Config, family: Family, name: str) -> None:
         self.name = name
-        self.config = config.with_defaults(family.defaults)
+        self.config = family.read(config)
         self.family = family
         self.tensors: tuple[Tensor, ...] = tuple(family.tensors(self.config))
         self.caches: tuple[CacheSpec, ...] = tuple(family.caches(self.config))
@@ -75,4 +76,4 @@ def build(config: Config | Mapping[str, Any] | str | os.PathLike[str], name: str
             f"Known are: {', '.join(sorted(FAMILIES))}. "
             "To add one, see docs/new-model-family.md"
         )
-    return Model(config, family, name or config.source)
+    return Model(config.with_defaults(*class_defaults(config.model_type)), family, name or config.source)

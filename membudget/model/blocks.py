@@ -1,33 +1,43 @@
-"""The blocks that models are built from; each yields its tensors and knows its cache.
+"""What a model is put together from: layers, blocks, and ways to combine blocks.
 
 A block is made once, with its options, when a family is declared, and called for
-every layer.  An option that is a string names a key of the config; it is read when
-the block is called.
+every layer.  An option is a constant, the name of a config key, or a function of the
+layer; it is evaluated when the block is called.  The blocks themselves are in
+`attention`, `latent`, `feedforward` and `state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.tensors import Tensor
-
-Flag = bool | str
-Size = int | str
 
 
 class Layer:
     """One layer of one model: the config, the index, and what kind of layer it is.
 
     kind: the attention of this layer, as in config.json's layer_types.
+    ffn: its feed-forward part, as in mlp_layer_types (``dense``, ``sparse``).
     prefix: the checkpoint name that its tensors start with (``model.layers.0.``).
+    The whole model's own parts (embeddings, final norm) see a layer of index -1.
     """
 
-    __slots__ = ("config", "index", "kind", "prefix")
+    __slots__ = ("config", "ffn", "index", "kind", "prefix")
 
-    def __init__(self, config: Config, index: int, kind: str, prefix: str) -> None:
-        self.config, self.index, self.kind, self.prefix = config, index, kind, prefix
+    def __init__(self, config: Config, index: int, kind: str, prefix: str, ffn: str = "dense") -> None:
+        self.config, self.index, self.kind, self.prefix, self.ffn = config, index, kind, prefix, ffn
+
+    def at(self, prefix: str) -> Layer:
+        """The same layer under a longer name."""
+        return Layer(self.config, self.index, self.kind, prefix, self.ffn)
+
+
+Flag = bool | str | Callable[[Layer], bool]
+Size = int | str | Callable[[Layer], int]
+Tensors = Callable[[Layer], Iterator[Tensor]]
+Cache = Callable[[Layer], CacheSpec]
 
 
 class Block:
@@ -35,19 +45,31 @@ class Block:
 
     __slots__ = ("cache", "tensors")
 
-    def __init__(
-        self,
-        tensors: Callable[[Layer], Iterator[Tensor]],
-        cache: Callable[[Layer], CacheSpec] | None = None,
-    ) -> None:
+    def __init__(self, tensors: Tensors, cache: Cache | None = None) -> None:
         self.tensors, self.cache = tensors, cache
 
 
-def linear(name: str, out: int, into: int, role: str, bias: bool = False, **more: int) -> Iterator[Tensor]:
+def size(layer: Layer, option: Size) -> int:
+    """An option that is a number: a constant, a key (null and absent are errors), or a function."""
+    if isinstance(option, int):
+        return option
+    return layer.config.integer(option) if isinstance(option, str) else option(layer)
+
+
+def flag(layer: Layer, option: Flag) -> bool:
+    """An option that is true or false."""
+    if isinstance(option, bool):
+        return option
+    return layer.config.flag(option) if isinstance(option, str) else option(layer)
+
+
+def linear(
+    name: str, out: int, into: int, role: str, bias: bool = False, copies: int = 1, active: int | None = None
+) -> Iterator[Tensor]:
     """A linear layer: weight (out, into) and, if asked, bias (out,)."""
-    yield Tensor(name + ".weight", (out, into), role, **more)
+    yield Tensor(name + ".weight", (out, into), role, copies, active)
     if bias:
-        yield Tensor(name + ".bias", (out,), role, **more)
+        yield Tensor(name + ".bias", (out,), role, copies, active)
 
 
 def norm(name: str, width: int, bias: bool = False) -> Iterator[Tensor]:
@@ -57,162 +79,101 @@ def norm(name: str, width: int, bias: bool = False) -> Iterator[Tensor]:
         yield Tensor(name + ".bias", (width,), "norms")
 
 
-def _flag(config: Config, option: Flag) -> bool:
-    return config.flag(option) if isinstance(option, str) else option
-
-
-def _size(config: Config, option: Size, default: int | None = None) -> int:
-    return config.integer(option, default, minimum=0) if isinstance(option, str) else option
-
-
-def gqa(
-    *,
-    bias: Flag = False,
-    out_bias: Flag | None = None,
-    qk_norm: str | None = None,
-    fused: bool = False,
-    sinks: bool = False,
-    name: str = "self_attn",
-    out: str = "o_proj",
-) -> Block:
-    """Grouped-query attention: q, k, v and output projections (MHA and MQA are its ends).
-
-    bias: on q, k and v.  out_bias: on the output, as bias unless given.
-    qk_norm: ``head`` (weights of head_dim) or ``full`` (of all heads together).
-    fused: one qkv_proj.  sinks: one learned scalar a head.
-    """
+def norms(*names: str, bias: Flag = False) -> Block:
+    """Norms of hidden_size, by name."""
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
-        c, at = layer.config, f"{layer.prefix}{name}."
-        hidden, d = c.integer("hidden_size"), c.head_dim
-        q, kv = c.heads * d, c.kv_heads * d
-        with_bias = _flag(c, bias)
-        if fused:
-            yield from linear(at + "qkv_proj", q + 2 * kv, hidden, "attn", with_bias)
-        else:
-            yield from linear(at + "q_proj", q, hidden, "attn", with_bias)
-            yield from linear(at + "k_proj", kv, hidden, "attn", with_bias)
-            yield from linear(at + "v_proj", kv, hidden, "attn", with_bias)
-        yield from linear(at + out, hidden, q, "attn", with_bias if out_bias is None else _flag(c, out_bias))
-        if qk_norm:
-            yield from norm(at + "q_norm", d if qk_norm == "head" else q)
-            yield from norm(at + "k_norm", d if qk_norm == "head" else kv)
-        if sinks:
-            yield Tensor(at + "sinks", (c.heads,), "attn")
+        hidden, with_bias = layer.config.integer("hidden_size"), flag(layer, bias)
+        for name in names:
+            yield from norm(layer.prefix + name, hidden, with_bias)
+
+    return Block(tensors)
+
+
+def weight(name: str, *shape: Size, role: str = "other") -> Block:
+    """One bare tensor; a size that is a key is read from the config."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        yield Tensor(layer.prefix + name, tuple(size(layer, extent) for extent in shape), role)
+
+    return Block(tensors)
+
+
+def project(name: str, out: Size, into: Size = "hidden_size", role: str = "other", bias: Flag = False) -> Block:
+    """One linear layer."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        yield from linear(layer.prefix + name, size(layer, out), size(layer, into), role, flag(layer, bias))
+
+    return Block(tensors)
+
+
+def buffer(name: str, *shape: Size, role: str = "other") -> Block:
+    """A tensor that checkpoints store although it is no parameter."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        yield Tensor(layer.prefix + name, tuple(size(layer, extent) for extent in shape), role, part="checkpoint")
+
+    return Block(tensors)
+
+
+def together(*blocks: Block, cache: Cache | None = None) -> Block:
+    """All of `blocks` in one layer; what they keep is kept together."""
+    caches = [block.cache for block in blocks if block.cache is not None]
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        for block in blocks:
+            yield from block.tensors(layer)
+
+    def merged(layer: Layer) -> CacheSpec:
+        spec = caches[0](layer)
+        for more in caches[1:]:
+            other = more(layer)
+            grown, still = (spec, other) if spec.per_token else (other, spec)
+            spec = grown._replace(states=grown.states + still.states)
+        return spec
+
+    return Block(tensors, cache or (caches[0] if len(caches) == 1 else merged if caches else None))
+
+
+def when(condition: Flag, block: Block, otherwise: Block | None = None) -> Block:
+    """`block` on the layers where `condition` holds, `otherwise` (or nothing) on the others."""
+    other = otherwise or NOTHING
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        return (block if flag(layer, condition) else other).tensors(layer)
 
     def cache(layer: Layer) -> CacheSpec:
-        c = layer.config
-        d = c.head_dim
-        if layer.kind == "full_attention":
-            return CacheSpec(layer.index, "full", c.kv_heads, d, d)
-        if layer.kind == "chunked_attention":
-            return CacheSpec(layer.index, "chunked", c.kv_heads, d, d, c.integer("attention_chunk_size"))
-        return CacheSpec(layer.index, "sliding", c.kv_heads, d, d, c.integer("sliding_window"))
+        keeps = (block if flag(layer, condition) else other).cache
+        return keeps(layer) if keeps is not None else CacheSpec(layer.index, "none")
 
-    return Block(tensors, cache)
+    return Block(tensors, cache if block.cache or other.cache else None)
 
 
-def mla(*, bias: Flag = False) -> Block:
-    """Multi-head latent attention (DeepSeek-V2): one compressed vector a token is cached."""
+def by_kind(blocks: Mapping[str, Block], otherwise: Block | None = None) -> Block:
+    """The block that goes with the layer's kind."""
 
-    def tensors(layer: Layer) -> Iterator[Tensor]:
-        c, at = layer.config, layer.prefix + "self_attn."
-        hidden, heads, b = c.integer("hidden_size"), c.heads, _flag(c, bias)
-        nope, rope = c.integer("qk_nope_head_dim"), c.integer("qk_rope_head_dim")
-        value, rank = c.integer("v_head_dim"), c.integer("kv_lora_rank")
-        if c.get("q_lora_rank") is None:
-            yield from linear(at + "q_proj", heads * (nope + rope), hidden, "attn")
-        else:
-            q_rank = c.integer("q_lora_rank")
-            yield from linear(at + "q_a_proj", q_rank, hidden, "attn", b)
-            yield from norm(at + "q_a_layernorm", q_rank)
-            yield from linear(at + "q_b_proj", heads * (nope + rope), q_rank, "attn")
-        yield from linear(at + "kv_a_proj_with_mqa", rank + rope, hidden, "attn", b)
-        yield from norm(at + "kv_a_layernorm", rank)
-        yield from linear(at + "kv_b_proj", heads * (nope + value), rank, "attn")
-        yield from linear(at + "o_proj", hidden, heads * value, "attn", b)
+    def pick(layer: Layer) -> Block:
+        block = blocks.get(layer.kind, otherwise)
+        if block is None:
+            known = ", ".join(sorted(blocks))
+            raise layer.config.error("layer_types", f"has {layer.kind!r} for layer {layer.index}", known)
+        return block
 
     def cache(layer: Layer) -> CacheSpec:
-        c = layer.config
-        return CacheSpec(layer.index, "latent", latent=c.integer("kv_lora_rank"), rope=c.integer("qk_rope_head_dim"))
+        keeps = pick(layer).cache
+        return keeps(layer) if keeps is not None else CacheSpec(layer.index, "none")
 
-    return Block(tensors, cache)
-
-
-def glu(
-    *,
-    width: Size = "intermediate_size",
-    bias: Flag = False,
-    fused: bool = False,
-    name: str = "mlp",
-    role: str = "mlp",
-) -> Block:
-    """Gated MLP: gate and up (width, hidden), down (hidden, width)."""
-
-    def tensors(layer: Layer) -> Iterator[Tensor]:
-        c, at = layer.config, f"{layer.prefix}{name}."
-        hidden, inner, b = c.integer("hidden_size"), _size(c, width), _flag(c, bias)
-        if fused:
-            yield from linear(at + "gate_up_proj", 2 * inner, hidden, role, b)
-        else:
-            yield from linear(at + "gate_proj", inner, hidden, role, b)
-            yield from linear(at + "up_proj", inner, hidden, role, b)
-        yield from linear(at + "down_proj", hidden, inner, role, b)
-
-    return Block(tensors)
+    return Block(lambda layer: pick(layer).tensors(layer), cache)
 
 
-def moe(
-    *,
-    width: Size = "moe_intermediate_size",
-    shared: Callable[[Config], int] | None = None,
-    shared_name: str = "shared_experts",
-    shared_gate: bool = False,
-    router: str = "gate",
-    router_bias: str | None = None,
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    name: str = "mlp",
-    dense: Block | None = None,
-    dense_layer: Callable[[Layer], bool] | None = None,
-) -> Block:
-    """A mixture of gated experts behind a router; `dense` on the layers `dense_layer` picks.
-
-    shared: width of the always-active shared expert (0: none), from the config.
-    router_bias: name of a bias that is stored with the checkpoint but is a buffer, not a parameter.
-    """
-
-    def tensors(layer: Layer) -> Iterator[Tensor]:
-        if dense is not None and dense_layer is not None and dense_layer(layer):
-            yield from dense.tensors(layer)
-            return
-        c, at = layer.config, f"{layer.prefix}{name}."
-        hidden, inner, experts = c.integer("hidden_size"), _size(c, width), c.integer("num_experts")
-        active = c.integer("num_experts_per_tok", maximum=experts)
-        yield Tensor(f"{at}{router}.weight", (experts, hidden), "mlp.router")
-        if router_bias:
-            yield Tensor(f"{at}{router_bias}", (experts,), "mlp.router", part="checkpoint")
-        gate, up, down = (f"{at}experts.*.{part}.weight" for part in names)
-        yield Tensor(gate, (inner, hidden), "mlp.experts", experts, active)
-        yield Tensor(up, (inner, hidden), "mlp.experts", experts, active)
-        yield Tensor(down, (hidden, inner), "mlp.experts", experts, active)
-        if shared is not None and (shared_width := shared(c)):
-            yield from glu(width=shared_width, name=f"{name}.{shared_name}", role="mlp.shared").tensors(layer)
-            if shared_gate:
-                yield Tensor(f"{at}{shared_name}_gate.weight", (1, hidden), "mlp.shared")
-
-    return Block(tensors)
+def dense_or(sparse: Block, dense: Block) -> Block:
+    """`dense` on the layers whose ffn is ``dense``, `sparse` on the others."""
+    return when(lambda layer: layer.ffn == "dense", dense, sparse)
 
 
-def packed_experts() -> Block:
-    """gpt-oss: experts stored as two stacked tensors with biases, a router with a bias."""
+def _nothing(layer: Layer) -> Iterator[Tensor]:
+    return iter(())
 
-    def tensors(layer: Layer) -> Iterator[Tensor]:
-        c, at = layer.config, layer.prefix + "mlp."
-        hidden, inner, experts = c.integer("hidden_size"), c.integer("intermediate_size"), c.integer("num_experts")
-        active = c.integer("num_experts_per_tok", maximum=experts)
-        yield from linear(at + "router", experts, hidden, "mlp.router", bias=True)
-        for name, out, into in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
-            yield Tensor(f"{at}experts.{name}", (into, out), "mlp.experts", experts, active)
-            yield Tensor(f"{at}experts.{name}_bias", (out,), "mlp.experts", experts, active)
 
-    return Block(tensors)
+NOTHING = Block(_nothing)

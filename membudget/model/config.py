@@ -41,9 +41,10 @@ class Config:
     source: the file or id it came from, for error messages.
     raw: the whole document.  text: the mapping that describes the text model.
     model_type: of the text model.  wrapper: of the whole document, when it differs.
+    defaults: the class's values for keys that the file leaves out altogether.
     """
 
-    __slots__ = ("defaults", "model_type", "raw", "source", "text", "wrapper")
+    __slots__ = ("_aliases", "_memo", "defaults", "model_type", "raw", "source", "text", "wrapper")
 
     def __init__(self, raw: Mapping[str, Any], source: str = "config") -> None:
         if not isinstance(raw, Mapping):
@@ -51,38 +52,71 @@ class Config:
         self.source = source
         self.raw = raw
         self.text, self.wrapper = _find_text(raw, source)
-        self.model_type = self.text.get("model_type") or raw.get("model_type")
+        self.model_type: str = self.text.get("model_type") or text_type(raw.get("model_type"))
         self.defaults: Mapping[str, Any] = {}
+        self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
+        self._memo: dict[Any, Any] = {}
         if not isinstance(self.model_type, str) or not self.model_type:
             raise ConfigError(f"{source}: no model_type; a config.json from the hub has one, for example \"llama\"")
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """The same config; keys it does not have at all are looked up in `defaults`."""
-        config = object.__new__(Config)
-        config.source, config.raw, config.text = self.source, self.raw, self.text
-        config.wrapper, config.model_type = self.wrapper, self.model_type
+    def with_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Config:
+        """The same config; keys it does not have at all are looked up in `defaults`.
+
+        aliases: other names of a key, as a config class's attribute_map gives them.
+        """
+        config = self._copy(self.text)
         config.defaults = {**self.defaults, **defaults}
+        if aliases:
+            config._aliases = _merge_aliases(aliases)
         return config
+
+    def overlay(self, values: Mapping[str, Any]) -> Config:
+        """The same config with some of its values replaced: what one layer sees."""
+        return self._copy({**self.text, **values})
+
+    def _copy(self, text: Mapping[str, Any]) -> Config:
+        config = object.__new__(Config)
+        config.source, config.raw, config.text = self.source, self.raw, text
+        config.wrapper, config.model_type = self.wrapper, self.model_type
+        config.defaults, config._aliases, config._memo = self.defaults, self._aliases, {}
+        return config
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """The names that `key` goes by, the canonical one first."""
+        return self._aliases.get(key, (key,))
 
     def has(self, key: str) -> bool:
         """Whether the key is written in the file (null counts)."""
-        return any(name in self.text for name in ALIASES.get(key, (key,)))
+        return any(name in self.text for name in self.names(key))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as written, by any of its names; absent: the class default; else `default`."""
-        names = ALIASES.get(key, (key,))
+        try:
+            value = self._memo[key]
+        except KeyError:
+            value = self._memo[key] = self._look_up(key)
+        return default if value is None else value
+
+    def _look_up(self, key: str) -> Any:
+        names = self.names(key)
+        written = False
         for name in names:
-            value = self.text.get(name)
-            if value is not None:
-                return value
-        if not self.has(key):
-            value = self.defaults.get(key)
-            if value is not None:
-                return value
-        return default
+            if name in self.text:
+                written = True
+                if self.text[name] is not None:
+                    return self.text[name]
+        if not written:
+            for name in names:
+                if self.defaults.get(name) is not None:
+                    return self.defaults[name]
+        return None
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INT) -> int:
         """A whole number in [minimum, maximum]; absent or null gives `default`, or an error if there is none."""
+        memo = (key, minimum, maximum)
+        checked = self._memo.get(memo)
+        if checked is not None:
+            return int(checked)
         value = self.get(key)
         if value is None:
             if default is None:
@@ -93,8 +127,22 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(key, f"is {_show(value)}", f"a whole number >= {minimum}")
         if not minimum <= value <= maximum:
-            raise self.error(key, f"is {value:,}", f"a whole number from {minimum:,} to {maximum:,}")
+            raise self.error(key, f"is {_number(value)}", f"a whole number from {minimum:,} to {maximum:,}")
+        self._memo[memo] = value
         return value
+
+    def size(self, key: str, default: int = 0) -> int:
+        """A whole number >= 0, `default` when absent or null."""
+        return self.integer(key, default, minimum=0)
+
+    def factor(self, key: str, default: float | None = None) -> float:
+        """A finite number > 0 and at most 1000 (a multiplier of widths)."""
+        value = self.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing", "a number > 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
+            raise self.error(key, f"is {_show(value)}", "a number > 0, at most 1000")
+        return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false; absent or null gives `default`."""
@@ -116,14 +164,27 @@ class Config:
             raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
         return value
 
-    def integers(self, key: str) -> list[int] | None:
-        """A list of whole numbers >= 0, or None when absent."""
+    def integers(self, key: str, length: int | None = None) -> list[int] | None:
+        """A list of whole numbers >= 0 (of `length`, if given), or None when absent."""
         value = self.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_INT for item in value):
+        if not isinstance(value, list) or not all(isinstance(n, int) and 0 <= n <= MAX_INT for n in value):
             raise self.error(key, f"is {_show(value)}", "a list of whole numbers >= 0")
-        return value
+        if length is not None and len(value) != length:
+            raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
+        return [int(n) for n in value]
+
+    def section(self, key: str) -> Config:
+        """The object under `key`, read with the same checks; empty when absent."""
+        value = self.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"is {_show(value)}", "an object")
+        config = self._copy(value)
+        config.source, config.defaults = f"{self.source}: {key}", {}
+        return config
 
     @property
     def layers(self) -> int:
@@ -138,7 +199,13 @@ class Config:
     @property
     def kv_heads(self) -> int:
         """num_key_value_heads; absent or null means one a query head (MHA)."""
-        return self.integer("num_key_value_heads", self.heads)
+        heads = self.heads
+        kv_heads = self.integer("num_key_value_heads", heads, maximum=heads)
+        if heads % kv_heads:
+            raise self.error(
+                "num_key_value_heads", f"is {kv_heads}", f"a number that divides num_attention_heads {heads}"
+            )
+        return kv_heads
 
     @property
     def head_dim(self) -> int:
@@ -177,8 +244,7 @@ class Config:
 
     def error(self, key: str, what: str, allowed: str) -> ConfigError:
         """A `ConfigError` that names the file, the key as the file spells it, and what is allowed."""
-        names = ALIASES.get(key, (key,))
-        shown = next((name for name in names if name in self.text), key)
+        shown = next((name for name in self.names(key) if name in self.text), key)
         return ConfigError(f"{self.source}: {shown} {what}; allowed is {allowed}")
 
 
@@ -220,6 +286,25 @@ def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], 
     if text is raw or wrapper == text.get("model_type"):
         return text, None
     return text, wrapper if isinstance(wrapper, str) else None
+
+
+def text_type(wrapper: object) -> Any:
+    """The model_type of a wrapper's text model, for a text_config that does not name its own."""
+    return wrapper
+
+
+def _merge_aliases(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    merged = dict(ALIASES)
+    for attribute, key in aliases.items():
+        for one, other in ((attribute, key), (key, attribute)):
+            names = merged.get(one, (one,))
+            if other not in names:
+                merged[one] = (*names, other)
+    return merged
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if abs(value) < 10**30 else "a number of more than 30 digits"
 
 
 def _show(value: object) -> str:

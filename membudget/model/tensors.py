@@ -11,15 +11,18 @@ ROLES = ("embed", "attn", "mixer", "mlp", "norms", "lm_head", "vision", "audio",
 
 
 class Tensor(NamedTuple):
-    """One tensor, or `copies` alike ones whose names differ by a number.
+    """One tensor, or `copies` alike ones: experts.
 
     name: as in the published checkpoint; ``*`` stands for 0 .. copies - 1
-        (``model.layers.3.mlp.experts.*.up_proj.weight``).
-    shape: as PyTorch stores it, a linear weight is (out_features, in_features).
+        (``model.layers.3.mlp.experts.*.up_proj.weight``).  A name without it is one
+        tensor in the file that holds all copies, stacked: (copies, *shape).
+    shape: of one copy, as PyTorch stores it, a linear weight is (out_features, in_features).
     role: what it is for, see `ROLES`.
     active: how many of the copies one token reads; all of them unless it is an expert.
     part: ``params`` (a parameter of the model) or ``checkpoint`` (stored in published
         files beside them: router-bias buffers, MTP heads, untied copies).
+    joined: the copies of one tensor are joined along its first dimension (DBRX:
+        (copies * shape[0], ...)), not stacked on a dimension of their own.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Tensor(NamedTuple):
     copies: int = 1
     active: int | None = None
     part: str = "params"
+    joined: bool = False
 
     @property
     def numel(self) -> int:
@@ -48,9 +52,14 @@ class Tensor(NamedTuple):
         return self.numel * (self.copies if self.active is None else self.active)
 
     def expand(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield every copy's full name and shape."""
+        """Yield the name and shape of every tensor that the checkpoint stores."""
         if "*" not in self.name:
-            yield self.name, self.shape
+            if self.copies == 1:
+                yield self.name, self.shape
+            elif self.joined:
+                yield self.name, (self.copies * self.shape[0], *self.shape[1:])
+            else:
+                yield self.name, (self.copies, *self.shape)
             return
         for number in range(self.copies):
             yield self.name.replace("*", str(number)), self.shape

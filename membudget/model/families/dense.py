@@ -1,47 +1,137 @@
-"""Dense decoders."""
+"""Dense decoders of the Llama kind: gated or plain MLPs behind grouped-query attention."""
 
 from __future__ import annotations
 
-from membudget.model.blocks import glu, gqa
-from membudget.model.families.base import one_full_in, qwen_window, register, sliding_if_set
+from membudget.model.attention import gqa, mha_dim
+from membudget.model.blocks import buffer, norms, project, together, weight, when
+from membudget.model.families.base import PRE, SANDWICH, alternating, one_full_in, qwen_window, register, sliding_if_set
+from membudget.model.feedforward import glu, mlp
 
-SANDWICH = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
+LLAMA = gqa(bias="attention_bias")
+QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
+POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-register("llama", "smollm3", attention=gqa(bias="attention_bias"), mlp=glu(bias="mlp_bias"))
-register("mistral", "ministral3", attention=gqa(), mlp=glu(), kinds=sliding_if_set)
-register("qwen2", attention=gqa(bias=True, out_bias=False), mlp=glu(), kinds=qwen_window)
-register("qwen3", attention=gqa(bias="attention_bias", qk_norm="head"), mlp=glu(), kinds=qwen_window)
-register("phi3", attention=gqa(fused=True), mlp=glu(fused=True), kinds=sliding_if_set)
+register("llama emu3 internlm3 iquestcoder granite", LLAMA, glu(bias="mlp_bias"))
+register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
+register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=one_full_in(4))
+register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)
+register("helium", gqa(bias="attention_bias", out_bias=False), glu(bias="mlp_bias"))
+register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
+register("ernie4_5", gqa(bias="use_bias"), glu(bias="use_bias"))
+register("gemma", LLAMA, glu())
+register("qwen2", gqa(bias=True, out_bias=False), glu(), kinds=qwen_window)
+register("seed_oss", gqa(bias="attention_bias", out_bias="attention_out_bias"), glu(bias="mlp_bias"))
+register("arcee", LLAMA, mlp(bias="mlp_bias"))
+register("qwen3", QK_HEAD, glu(), kinds=qwen_window)
+register("gemma2", LLAMA, glu(), norms=SANDWICH, kinds=alternating)
+register("vaultgemma", LLAMA, glu(), norms=("input_layernorm", "pre_feedforward_layernorm"), kinds=alternating)
+register("gemma3_text", QK_HEAD, glu(), norms=SANDWICH, kinds=one_full_in(6))
+register("exaone4", gqa(qk_norm="head"), glu(), norms=POST, kinds=one_full_in(4))
+register("olmo2", gqa(bias="attention_bias", qk_norm="full"), glu(), norms=POST)
+register("olmo3", gqa(bias="attention_bias", qk_norm="full"), glu(), norms=POST, kinds=one_full_in(4))
+register("olmo", LLAMA, glu(), norms=(), final="")
 register(
-    "gemma",
-    attention=gqa(bias="attention_bias"),
-    mlp=glu(),
-    defaults={"tie_word_embeddings": True, "head_dim": 256},
+    "cohere",
+    gqa(bias="attention_bias", qk_norm="cohere", norm_if="use_qk_norm"),
+    glu(),
+    norms=("input_layernorm",),
+)
+register("cohere2", LLAMA, glu(), norms=("input_layernorm",), kinds=one_full_in(4))
+register("glm", gqa(bias="attention_bias", out_bias=False), glu(fused="gate_up_proj"))
+register(
+    "glm4",
+    gqa(bias="attention_bias", out_bias=False),
+    glu(fused="gate_up_proj"),
+    norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
+)
+register("phi3", gqa(fused="qkv_proj"), glu(fused="gate_up_proj"), kinds=sliding_if_set)
+register(
+    "phi",
+    gqa(
+        bias=True,
+        qk_norm="head_ln",
+        norm_if="qk_layernorm",
+        norm_names=("q_layernorm", "k_layernorm"),
+        names=("q_proj", "k_proj", "v_proj", "dense"),
+    ),
+    mlp(names=("fc1", "fc2")),
+    norms=("input_layernorm",),
+    norm_bias=True,
+    final="final_layernorm",
+    head_bias=True,
 )
 register(
-    "gemma2",
-    attention=gqa(bias="attention_bias"),
-    mlp=glu(),
-    norms=SANDWICH,
-    kinds=lambda c: ["full_attention" if i % 2 else "sliding_attention" for i in range(c.layers)],
-    defaults={"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096},
+    "stablelm",
+    gqa(
+        bias="use_qkv_bias",
+        out_bias=False,
+        qk_norm="each",
+        norm_if="qk_layernorm",
+        norm_names=("q_layernorm", "k_layernorm"),
+    ),
+    glu(),
+    norms("input_layernorm", bias=True),
+    when("use_parallel_residual", norms(), norms("post_attention_layernorm", bias=True)),
+    norms=(),
+    final_bias=True,
 )
 register(
-    "gemma3_text",
-    attention=gqa(bias="attention_bias", qk_norm="head"),
-    mlp=glu(),
-    norms=SANDWICH,
-    kinds=one_full_in(6),
-    defaults={"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096},
+    "starcoder2",
+    gqa(bias="use_bias"),
+    mlp(bias="use_bias", names=("c_fc", "c_proj")),
+    norm_bias=True,
+    kinds=sliding_if_set,
+)
+register("jais2 nemotron", LLAMA, mlp(bias="mlp_bias"), norm_bias=True)
+register(
+    "exaone",
+    gqa(
+        bias="attention_bias",
+        name="attn.attention.",
+        names=("q_proj", "k_proj", "v_proj", "out_proj"),
+    ),
+    glu(bias="mlp_bias", names=("c_fc_0", "c_fc_1", "c_proj")),
+    norms=("ln_1", "ln_2"),
+    root="transformer.",
+    embed="wte",
+    layers="h",
+    final="ln_f",
+)
+register("nanochat", LLAMA, mlp(bias=False, names=("fc1", "fc2")), norms=(), final="")
+register(
+    "bitnet",
+    together(gqa(bias="attention_bias"), norms("self_attn.attn_sub_norm")),
+    glu(),
+    weight("mlp.ffn_sub_norm.weight", "intermediate_size", role="norms"),
 )
 register(
-    "olmo2",
-    attention=gqa(bias="attention_bias", qk_norm="full"),
-    mlp=glu(),
-    norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    "hunyuan_v1_dense",
+    gqa(bias="attention_bias", qk_norm="head", norm_names=("query_layernorm", "key_layernorm")),
+    glu(),
 )
+register(
+    "diffllama",
+    LLAMA,
+    *(weight(f"self_attn.lambda_{part}", mha_dim, role="attn") for part in ("q1", "k1", "q2", "k2")),
+    glu(),
+)
+register("granite_swa", gqa(bias="attention_bias", sinks="sinks"), glu(bias="mlp_bias"), kinds=sliding_if_set)
+register(
+    "moshi",
+    gqa(names=("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear")),
+    mlp(bias=False, names=("fc1", "fc2")),
+    tied=False,
+    kinds=sliding_if_set,
+    embed_size=(lambda layer: layer.config.integer("vocab_size") + 1, "hidden_size"),
+    head_size=("vocab_size", "hidden_size"),
+)
+APERTUS = mlp(bias=False), weight("mlp.act_fn.alpha_p", 1, role="mlp"), weight("mlp.act_fn.alpha_n", 1, role="mlp")
+register(
+    "apertus apertus1p5_text",
+    QK_HEAD,
+    *APERTUS,
+    buffer("mlp.act_fn.beta", 1, role="mlp"),
+    buffer("mlp.act_fn.eps", 1, role="mlp"),
+    norms=("attention_layernorm", "feedforward_layernorm"),
+)
+_ = project

@@ -1,62 +1,50 @@
-"""Mixtures of experts."""
+"""Mixtures of experts behind grouped-query attention."""
 
 from __future__ import annotations
 
-from membudget.model.blocks import Layer, glu, gqa, mla, moe, packed_experts
-from membudget.model.families.base import qwen_window, register, sliding_if_set
+from membudget.model.attention import gqa
+from membudget.model.families.base import qwen_window, register, sliding_if_set, sparse_step, first_dense, alternating
+from membudget.model.blocks import dense_or
+from membudget.model.feedforward import glu, moe, times
+from membudget.model.latent import mla
 
-
-def first_k_dense(layer: Layer) -> bool:
-    """The first first_k_dense_replace layers have a plain MLP."""
-    return layer.index < layer.config.integer("first_k_dense_replace", 0, minimum=0)
-
-
-def sparse_step(layer: Layer) -> bool:
-    """Dense where mlp_only_layers says so or decoder_sparse_step skips (Qwen)."""
-    c = layer.config
-    step = c.integer("decoder_sparse_step", 1)
-    return layer.index in (c.integers("mlp_only_layers") or ()) or (layer.index + 1) % step != 0
-
-
-register(
-    "mixtral",
-    attention=gqa(),
-    mlp=moe(width="intermediate_size", name="block_sparse_moe", names=("w1", "w3", "w2")),
-    kinds=sliding_if_set,
-)
+MIXTRAL = moe(width="intermediate_size", name="block_sparse_moe.", names=("w1", "w3", "w2"))
+QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
+register("mixtral", gqa(), MIXTRAL, kinds=sliding_if_set)
 register(
     "qwen2_moe",
-    attention=gqa(bias=True, out_bias=False),
-    mlp=moe(
-        shared=lambda c: c.integer("shared_expert_intermediate_size"),
-        shared_name="shared_expert",
-        shared_gate=True,
-        dense=glu(),
-        dense_layer=sparse_step,
+    gqa(bias="qkv_bias", out_bias=False),
+    dense_or(
+        moe(
+            shared="shared_expert_intermediate_size",
+            shared_name="shared_expert.",
+            shared_gate="shared_expert_gate.weight",
+        ),
+        glu(),
     ),
     kinds=qwen_window,
+    ffn=sparse_step,
 )
+register("qwen3_moe", QK_HEAD, dense_or(moe(), glu()), kinds=qwen_window, ffn=sparse_step)
 register(
-    "qwen3_moe",
-    attention=gqa(bias="attention_bias", qk_norm="head"),
-    mlp=moe(dense=glu(), dense_layer=sparse_step),
-    kinds=qwen_window,
-)
-register(
-    "deepseek_v3",
-    "kimi_k2",
-    attention=mla(bias="attention_bias"),
-    mlp=moe(
-        shared=lambda c: c.integer("moe_intermediate_size") * c.integer("n_shared_experts", 0, minimum=0),
-        router_bias="gate.e_score_correction_bias",
-        dense=glu(),
-        dense_layer=first_k_dense,
+    "deepseek_v3 kimi_k2",
+    mla(bias="attention_bias"),
+    dense_or(
+        moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buffer="gate.e_score_correction_bias"),
+        glu(),
     ),
+    ffn=first_dense(),
 )
 register(
     "gpt_oss",
-    attention=gqa(bias="attention_bias", sinks=True),
-    mlp=packed_experts(),
-    kinds=lambda c: ["full_attention" if i % 2 else "sliding_attention" for i in range(c.layers)],
-    defaults={"head_dim": 64, "attention_bias": True},
+    gqa(bias="attention_bias", sinks="sinks"),
+    moe(
+        width="intermediate_size",
+        router="router.weight",
+        router_bias="router.bias",
+        stacked=("experts.gate_up_proj", "experts.down_proj"),
+        stacked_bias=True,
+        transposed=True,
+    ),
+    kinds=alternating,
 )

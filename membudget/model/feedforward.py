@@ -1,0 +1,158 @@
+"""Feed-forward blocks: gated and plain MLPs, mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from membudget.model.blocks import Block, Flag, Layer, Size, flag, linear, size
+from membudget.model.tensors import Tensor
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+def glu(
+    *,
+    width: Size = "intermediate_size",
+    bias: Flag = False,
+    fused: str | None = None,
+    name: str = "mlp.",
+    names: tuple[str, str, str] = GATE_UP_DOWN,
+    role: str = "mlp",
+) -> Block:
+    """Gated MLP: gate and up (width, hidden), down (hidden, width).  fused: name of gate and up in one."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        hidden, inner, b = c.integer("hidden_size"), size(layer, width), flag(layer, bias)
+        if fused:
+            yield from linear(at + fused, 2 * inner, hidden, role, b)
+        else:
+            yield from linear(at + names[0], inner, hidden, role, b)
+            yield from linear(at + names[1], inner, hidden, role, b)
+        yield from linear(at + names[2], hidden, inner, role, b)
+
+    return Block(tensors)
+
+
+def mlp(
+    *,
+    width: Size = "intermediate_size",
+    bias: Flag = True,
+    transposed: bool = False,
+    name: str = "mlp.",
+    names: tuple[str, str] = ("up_proj", "down_proj"),
+    role: str = "mlp",
+) -> Block:
+    """Plain MLP: up (width, hidden), down (hidden, width).  transposed: GPT-2's Conv1D, (in, out)."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        hidden, inner, b = c.integer("hidden_size"), size(layer, width), flag(layer, bias)
+        for part, out, into in ((names[0], inner, hidden), (names[1], hidden, inner)):
+            yield Tensor(f"{at}{part}.weight", (into, out) if transposed else (out, into), role)
+            if b:
+                yield Tensor(f"{at}{part}.bias", (out,), role)
+
+    return Block(tensors)
+
+
+def four_times(layer: Layer) -> int:
+    """intermediate_size, or four times hidden_size where it is null (GPT-2's n_inner)."""
+    c = layer.config
+    return c.integer("intermediate_size", 4 * c.integer("hidden_size"))
+
+
+def moe(
+    *,
+    width: Size = "moe_intermediate_size",
+    experts: Size = "num_experts",
+    top_k: str = "num_experts_per_tok",
+    router: str = "gate.weight",
+    router_bias: str | None = None,
+    extra_routes: Size = 0,
+    bias_buffer: str | None = None,
+    names: tuple[str, ...] = GATE_UP_DOWN,
+    shared: Size = 0,
+    shared_name: str = "shared_experts.",
+    shared_names: tuple[str, ...] | None = None,
+    shared_bias: Flag = False,
+    shared_fused: str | None = None,
+    shared_gate: str | None = None,
+    latent: Size = 0,
+    latent_bias: Flag = False,
+    stacked: tuple[str, str] | None = None,
+    stacked_bias: bool = False,
+    transposed: bool = False,
+    name: str = "mlp.",
+) -> Block:
+    """A mixture of experts behind a router; a token is sent to top_k of them.
+
+    names: gate, up and down (three: gated), or up and down (two: plain).
+    router_bias: name of a bias of the router that is a parameter.
+    bias_buffer: name of one that is a buffer: in the checkpoint, not in the model.
+    extra_routes: routes beside the experts (LongCat's zero experts).
+    shared: width of the always-active shared expert (0: none); shared_gate: name of its gate.
+    latent: width the tokens are projected to before the experts (Nemotron's latent experts).
+    stacked: (gate_up, down), the names of two tensors that hold all experts; stacked_bias: each
+        has a bias; transposed: each expert's are (in, out).
+    """
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        hidden, inner, count = c.integer("hidden_size"), size(layer, width), size(layer, experts)
+        active = c.integer(top_k, count, maximum=count)
+        routes = count + size(layer, extra_routes)
+        yield Tensor(at + router, (routes, hidden), "mlp.router")
+        if router_bias:
+            yield Tensor(at + router_bias, (routes,), "mlp.router")
+        if bias_buffer:
+            yield Tensor(at + bias_buffer, (routes,), "mlp.router", part="checkpoint")
+        low = size(layer, latent)
+        into = low or hidden
+        if stacked:
+            for part, (rows, columns) in zip(stacked, ((2 * inner, into), (into, inner)), strict=True):
+                shape = (columns, rows) if transposed else (rows, columns)
+                yield Tensor(at + part, shape, "mlp.experts", count, active)
+                if stacked_bias:
+                    yield Tensor(f"{at}{part}_bias", (rows,), "mlp.experts", count, active)
+        else:
+            for part in names[:-1]:
+                yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", count, active)
+            yield Tensor(f"{at}experts.*.{names[-1]}.weight", (into, inner), "mlp.experts", count, active)
+        if low:
+            b = flag(layer, latent_bias)
+            yield from linear(at + "fc1_latent_proj", low, hidden, "mlp.experts", b)
+            yield from linear(at + "fc2_latent_proj", hidden, low, "mlp.experts", b)
+        shared_width = size(layer, shared)
+        if shared_width:
+            parts = shared_names or names
+            if len(parts) == 3:
+                expert = glu(
+                    width=shared_width, bias=shared_bias, fused=shared_fused, name=name + shared_name,
+                    names=(parts[0], parts[1], parts[2]), role="mlp.shared",
+                )  # fmt: skip
+            else:
+                expert = mlp(
+                    width=shared_width, bias=shared_bias, name=name + shared_name, names=(parts[0], parts[1]),
+                    role="mlp.shared",
+                )  # fmt: skip
+            yield from expert.tensors(layer)
+            if shared_gate:
+                yield Tensor(f"{at}{shared_gate}", (1, hidden), "mlp.shared")
+
+    return Block(tensors)
+
+
+def times(width: str, count: str, default: int = 0) -> Size:
+    """The width of `count` shared experts side by side; `default` of them where the key is null."""
+
+    def product(layer: Layer) -> int:
+        number = layer.config.size(count, default)
+        return number * layer.config.integer(width) if number else 0
+
+    return product
+
+
+def optional(key: str) -> Size:
+    """A width that may be null, absent or 0: then the part does not exist."""
+    return lambda layer: layer.config.size(key)
