@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
+from membudget.cli import entry
 
-from membudget.cli import main
-
-sys.exit(main())
+entry()
