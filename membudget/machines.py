@@ -138,13 +138,13 @@ def _shipped() -> tuple[dict[str, Any], dict[str, str]]:
         path = data_path("machines.yaml")
         with open(path, "rb") as file:
             text = file.read()
-        content: dict[str, Any] = {}
+        content: Any = None
         try:
             with open(f"{path.removesuffix('.yaml')}.json", "rb") as file:
                 content = json.loads(file.read())
         except (OSError, ValueError):
             pass  # the YAML has it all, only slower
-        if content.get("crc32") != zlib.crc32(text):
+        if not isinstance(content, dict) or content.get("crc32") != zlib.crc32(text):
             content = compile_table(_read(path), text)
         _cache = content["machines"], content["names"]
     return _cache
