@@ -10,10 +10,13 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membudget.data import data_path
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from membudget.checkpoint import Checkpoint
 
 #: ``name`` or ``org/name``, as the hub allows it: letters, digits, ``_ . -``.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
@@ -44,6 +47,7 @@ class Located(NamedTuple):
     path: the file or folder; for a checkpoint, what `membudget.checkpoint.read` takes.
     repo: the hub's id, where there is one.
     hf_quant_config: the content of ModelOpt's hf_quant_config.json beside the config.
+    checkpoint: the headers, where they had to be read to know the config (GGUF).
     """
 
     config: Config | None
@@ -52,6 +56,7 @@ class Located(NamedTuple):
     path: str
     repo: str | None = None
     hf_quant_config: dict[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
 
 
 def locate(name: str, *, offline: bool | None = None) -> Located:
@@ -182,9 +187,13 @@ def _starts_with(path: str, magic: bytes) -> bool:
 
 
 def _gguf(path: str, source: str, repo: str | None) -> Located:
-    from membudget.checkpoint import config_of
+    from membudget.checkpoint import CheckpointError, config_of, read_path
 
-    return Located(config_of(path, source), source, "gguf", path, repo)
+    try:
+        checkpoint = read_path(path)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    return Located(config_of(checkpoint, source), source, "gguf", path, repo, None, checkpoint)
 
 
 def _quant(folder: str, file: str = "hf_quant_config.json") -> dict[str, Any] | None:
@@ -245,9 +254,18 @@ def _alias(folder: str, name: str) -> str:
 
 
 def _from_cache(name: str, looked: list[str]) -> Located | None:
-    """The snapshot that refs/main names, or the only one there is."""
+    looked.append(f"the cache at {cache_folder()}")
+    folder = snapshot(name)
+    if folder is None or not (_holds_model(folder) or _names_index(folder)):
+        return None
+    repo = os.path.basename(os.path.dirname(os.path.dirname(folder)))
+    found = repo.removeprefix("models--").replace("--", "/", 1)
+    return _from_folder(folder, f"{found} (Hugging Face cache)", "cache", found)
+
+
+def snapshot(name: str) -> str | None:
+    """The cached snapshot of a repository: the one that refs/main names, or the only one there is."""
     root = cache_folder()
-    looked.append(f"the cache at {root}")
     wanted = "models--" + name.replace("/", "--")
     repo = os.path.join(root, wanted)
     if not os.path.isdir(repo):
@@ -273,10 +291,7 @@ def _from_cache(name: str, looked: list[str]) -> Located | None:
             return None
         commit = commits[0]
     folder = os.path.join(snapshots, commit)
-    if not os.path.isdir(folder) or not (_holds_model(folder) or _names_index(folder)):
-        return None
-    found = os.path.basename(repo).removeprefix("models--").replace("--", "/", 1)
-    return _from_folder(folder, f"{found} (Hugging Face cache)", "cache", found)
+    return folder if os.path.isdir(folder) else None
 
 
 def _names_index(folder: str) -> bool:
@@ -293,16 +308,16 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     try:
         path = hf_hub_download(name, "config.json")
     except LocalEntryNotFoundError as error:
-        raise _not_found(name, looked, _reason(error), reachable=False) from None
+        raise _not_found(name, looked, reason(error), reachable=False) from None
     except EntryNotFoundError:
         raise ModelNotFound(
             f"{shown(name)}: the repository has no config.json on the hub. A GGUF or adapter repository has none: "
             "download the .gguf file and pass its path, or name the base model",
             reachable=True,
         ) from None
-    except Exception as error:  # noqa: BLE001 - its transport's exceptions differ between versions
+    except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
-        raise _not_found(name, looked, _reason(error), reachable) from None
+        raise _not_found(name, looked, reason(error), reachable) from None
     with suppress(Exception):  # optional: most repositories have none
         hf_hub_download(name, "hf_quant_config.json")
     source = f"{name} (hub)"
@@ -310,7 +325,8 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     return Located(load(path, source), source, "hub", folder, name, _quant(folder))
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Why the hub did not answer, in words and without an access token."""
     kind = type(error).__name__
     known = {
         "GatedRepoError": "closed: accept its licence on the hub and log in (`hf auth login`, or HF_TOKEN)",

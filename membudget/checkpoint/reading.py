@@ -1,0 +1,188 @@
+"""From a path to a `Checkpoint`: one file, a sharded folder, a split GGUF."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from membudget.checkpoint import gguf_file, safetensors_file
+from membudget.checkpoint.entries import MAX_TENSORS, Checkpoint, CheckpointError, StoredFile, StoredTensor
+
+INDEX = "model.safetensors.index.json"
+_SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.S)
+#: The most files of one checkpoint; the largest published have a few hundred.
+MAX_FILES = 4096
+
+
+def read_path(path: str) -> Checkpoint:
+    """Read the headers of a .safetensors or .gguf file, an index, or a folder with either."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        return _folder(path)
+    if not os.path.exists(path):
+        raise CheckpointError(path, None, "no such file or folder")
+    if path.endswith(".index.json"):
+        return _indexed(path)
+    if path.lower().endswith(".gguf") or _magic(path) == gguf_file.MAGIC:
+        return _gguf(path)
+    if path.lower().endswith((".bin", ".pt", ".pth", ".ckpt")):
+        raise CheckpointError(path, None, "a pickle is not read; save the model as safetensors")
+    entries, file, metadata = safetensors_file.read_file(path)
+    return Checkpoint(path, "safetensors", entries, [file], metadata)
+
+
+def _magic(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4)
+    except OSError as error:
+        raise CheckpointError(path, None, f"cannot be read: {error.strerror or error}") from None
+
+
+def _folder(folder: str) -> Checkpoint:
+    index = os.path.join(folder, INDEX)
+    if os.path.isfile(index):
+        return _indexed(index)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise CheckpointError(folder, None, f"cannot be read: {error.strerror or error}") from None
+    indexes = [name for name in names if name.endswith(".safetensors.index.json")]
+    if len(indexes) == 1:
+        return _indexed(os.path.join(folder, indexes[0]))
+    if "model.safetensors" in names:
+        return _shards(folder, ["model.safetensors"], folder, None)
+    shards = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    if shards:
+        _refuse_mixture(shards, folder)
+        return _shards(folder, shards, folder, None)
+    models = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
+    first = [name for name in models if not (match := _SPLIT.fullmatch(name)) or match[2] == "00001"]
+    if len(first) == 1:
+        return _gguf(os.path.join(folder, first[0]))
+    if first:
+        raise CheckpointError(folder, None, f"has {len(first)} GGUF models; pass one of them: {', '.join(first[:8])}")
+    raise CheckpointError(folder, None, "has no .safetensors and no .gguf file in it")
+
+
+def _refuse_mixture(shards: list[str], folder: str) -> None:
+    """Without an index only files that are parts of one whole, or a single file, are one checkpoint."""
+    if len(shards) == 1:
+        return
+    parts = [re.fullmatch(r"(.*?)-?([0-9]{5})-of-([0-9]{5})\.safetensors", name) for name in shards]
+    wholes = {(part[1], part[3]) for part in parts if part}
+    if None in parts or len(wholes) != 1:
+        raise CheckpointError(
+            folder, None, f"no {INDEX} says which of {len(shards)} files belong together: {', '.join(shards[:6])}"
+        )
+    count = int(next(iter(wholes))[1])
+    missing = sorted(set(range(1, count + 1)) - {int(part[2]) for part in parts if part})
+    if missing:
+        raise CheckpointError(folder, None, f"file {missing[0]:05d} of {count:05d} is missing ({len(missing)} in all)")
+
+
+def _indexed(index: str) -> Checkpoint:
+    folder = os.path.dirname(index) or "."
+    try:
+        with open(index, "rb") as stream:
+            content = stream.read(safetensors_file.MAX_HEADER + 1)
+    except OSError as error:
+        raise CheckpointError(index, None, f"cannot be read: {error.strerror or error}") from None
+    weights, total_size = safetensors_file.parse_index(content, index)
+    shards = sorted(set(weights.values()))
+    missing = [name for name in shards if not os.path.isfile(os.path.join(folder, name))]
+    if missing:
+        raise CheckpointError(
+            index, None, f"names {len(shards)} files, {len(missing)} of them are not there: {', '.join(missing[:4])}"
+        )
+    return _shards(folder, shards, folder, total_size, weights, index)
+
+
+def _shards(
+    folder: str,
+    shards: list[str],
+    source: str,
+    total_size: int | None,
+    weights: dict[str, str] | None = None,
+    index: str = "",
+) -> Checkpoint:
+    if len(shards) > MAX_FILES:
+        raise CheckpointError(folder, None, f"{len(shards):,} files are no checkpoint (at most {MAX_FILES:,})")
+    read = [safetensors_file.read_file(os.path.join(folder, name), name) for name in shards]
+    return join(read, source, total_size, weights, index or folder)
+
+
+def join(
+    read: list[tuple[list[StoredTensor], StoredFile, dict[str, Any]]],
+    source: str,
+    total_size: int | None,
+    weights: dict[str, str] | None,
+    index: str,
+) -> Checkpoint:
+    """Put the shards of a safetensors checkpoint together; each name in one shard, as the index says."""
+    entries: list[StoredTensor] = []
+    files: list[StoredFile] = []
+    metadata: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    for shard, file, more in read:
+        for entry in shard:
+            if entry.name in where:
+                raise CheckpointError(
+                    index, None, f"the tensor {entry.name[:80]!r} stands in {where[entry.name]} and in {file.name}"
+                )
+            where[entry.name] = file.name
+        entries += shard
+        files.append(file)
+        metadata = {**more, **metadata}
+        if len(entries) > MAX_TENSORS:
+            raise CheckpointError(index, None, f"more than {MAX_TENSORS:,} tensors")
+    if weights is not None and weights != where:
+        wrong = next(name for name in [*weights, *where] if weights.get(name) != where.get(name))
+        raise CheckpointError(
+            index,
+            None,
+            f"the index says {wrong[:80]!r} is in {weights.get(wrong, 'no file')}, it is in {where.get(wrong, 'none')}",
+        )
+    return Checkpoint(source, "safetensors", entries, files, metadata, total_size)
+
+
+def _gguf(path: str) -> Checkpoint:
+    folder, name = os.path.split(path)
+    match = _SPLIT.fullmatch(name)
+    if match is None:
+        entries, file, metadata = gguf_file.read_file(path)
+        count = metadata.get("split.count", 0)
+        if type(count) is int and count > 1:
+            raise CheckpointError(path, None, f"is one of {count} parts, but not named -00001-of-{count:05d}.gguf")
+        return Checkpoint(path, "gguf", entries, [file], metadata)
+    count = int(match[3])
+    if not 1 <= count <= MAX_FILES:
+        raise CheckpointError(path, None, f"its name says part {match[2]} of {match[3]}")
+    names = [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]
+    if missing:
+        raise CheckpointError(path, None, f"{len(missing)} of {count} parts are not there: {', '.join(missing[:4])}")
+    read = [gguf_file.read_file(os.path.join(folder, name), name) for name in names]
+    return join_splits(read, path)
+
+
+def join_splits(read: list[tuple[list[StoredTensor], StoredFile, dict[str, Any]]], source: str) -> Checkpoint:
+    """Put the parts of a split GGUF together; the first part's key-values are the model's."""
+    entries: list[StoredTensor] = []
+    where: dict[str, str] = {}
+    for number, (part, file, metadata) in enumerate(read):
+        said = metadata.get("split.no"), metadata.get("split.count")
+        if said not in ((number, len(read)), (None, None)):
+            what = f"{file.name} says it is part {said[0]} (from 0) of {said[1]}, its name: {number} of {len(read)}"
+            raise CheckpointError(source, None, what)
+        for entry in part:
+            if entry.name in where:
+                raise CheckpointError(source, None, f"{entry.name[:80]!r} is in {where[entry.name]} and in {file.name}")
+            where[entry.name] = file.name
+        entries += part
+    metadata = read[0][2]
+    total = metadata.get("split.tensors.count")
+    if total is not None and total != len(entries):
+        raise CheckpointError(source, None, f"split.tensors.count says {total} tensors, the parts hold {len(entries)}")
+    return Checkpoint(source, "gguf", entries, [file for _, file, _ in read], metadata)

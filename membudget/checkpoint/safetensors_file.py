@@ -1,0 +1,283 @@
+"""The header of a safetensors file, read within bounds whatever it claims.
+
+Layout: 8 bytes with the header's length N (little-endian), N bytes of JSON, the data.
+The rules are those of the safetensors library, and one more: a name may stand only once.
+The JSON is walked entry by entry, so that memory is bounded by what is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from membudget.checkpoint.entries import (
+    MAX_TENSORS,
+    SAFETENSORS_BITS,
+    CheckpointError,
+    StoredFile,
+    StoredTensor,
+)
+
+#: The library's own limit.
+MAX_HEADER = 100_000_000
+MAX_METADATA = 4 * 2**20
+#: Larger than any real extent, small enough that products stay exact and cheap.
+MAX_EXTENT = 2**53
+
+# Every repetition is bounded: a hostile header must not make the matcher allocate.
+_KEY = re.compile(rb'[ \t\r\n]{0,64}"([^"\\]{0,4096}(?:\\.[^"\\]{0,4096}){0,64})"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}', re.S)
+_BODY = re.compile(rb"\{([^{}]{0,4096})\}[ \t\r\n]{0,64}([,}])")
+_USUAL = re.compile(
+    rb'"dtype":"([A-Z0-9_]{1,16})","shape":\[((?:[0-9]{1,16},?){0,16})\],"data_offsets":\[([0-9]{1,19}),([0-9]{1,19})\]'
+)
+_STRING = re.compile(rb'"([^"\\]{0,4096}(?:\\.[^"\\]{0,4096}){0,64})"[ \t\r\n]{0,64}([,}])', re.S)
+_SPACE = b" \t\r\n"
+#: What people pass instead, by its first bytes.
+_NOT_SAFETENSORS = {
+    b"PK": "it is a zip archive, perhaps a PyTorch .bin",
+    b"GGUF": "it is a GGUF file",
+    b"version ": "it is a git-lfs pointer, not the weights",
+    b"\x80\x02": "it is a pickle",
+    b"<": "it is a web page",
+}
+
+
+def read_file(path: str, name: str | None = None) -> tuple[list[StoredTensor], StoredFile, dict[str, Any]]:
+    """Read one file's header: its tensors, the file, and its __metadata__."""
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(8)
+            length = header_length(prefix, size, path)
+            header = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(path, None, f"cannot be read: {error.strerror or error}") from None
+    if len(header) < length:
+        raise CheckpointError(path, 8 + len(header), f"ends inside the header of {length:,} bytes: truncated")
+    entries, metadata = parse_header(header, path, name or os.path.basename(path))
+    check_layout(entries, path, 8 + length, size)
+    return entries, StoredFile(name or os.path.basename(path), size, 8 + length), metadata
+
+
+def header_length(prefix: bytes, size: int, path: str) -> int:
+    """The header's length from the first 8 bytes, if it can be true for a file of `size` bytes."""
+    if len(prefix) < 8:
+        raise CheckpointError(path, 0, f"{size} bytes are no safetensors file: it starts with 8 bytes of length")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER, max(size - 8, 0)):
+        allowed = f"at most {MAX_HEADER:,} are allowed" if length > MAX_HEADER else f"{size - 8:,} follow: truncated"
+        hint = next((f" ({what})" for magic, what in _NOT_SAFETENSORS.items() if prefix.startswith(magic)), "")
+        raise CheckpointError(path, 0, f"claims a header of {length:,} bytes, {allowed}, or no safetensors file{hint}")
+    if length < 2:
+        raise CheckpointError(path, 0, f"claims a header of {length} bytes; the shortest is {{}}")
+    return length
+
+
+def parse_header(header: bytes, path: str, name: str) -> tuple[list[StoredTensor], dict[str, Any]]:
+    """The header's JSON: its tensors (offsets absolute in the file) and its __metadata__."""
+    metadata: dict[str, Any] = {}
+    entries: list[StoredTensor] = []
+    seen: set[str] = set()
+    start = 8 + len(header)
+    at = _open(header, path, 8)
+    separator = b","
+    if header[at : at + 1] == b"}":
+        separator, at = b"}", at + 1
+    while separator == b",":
+        match = _KEY.match(header, at)
+        if match is None:
+            raise CheckpointError(path, 8 + at, f"expected a name in quotes and a colon, found {_excerpt(header, at)}")
+        key = _text(match[1], path, 8 + match.start(1))
+        if key in seen:
+            raise CheckpointError(path, 8 + at, f"the name {_short(key)} stands twice")
+        seen.add(key)
+        at = match.end()
+        if key == "__metadata__":
+            separator, at = _metadata(header, at, path, 8, metadata)
+            continue
+        if len(entries) >= MAX_TENSORS:
+            raise CheckpointError(path, 8 + at, f"more than {MAX_TENSORS:,} tensors")
+        body = _BODY.match(header, at)
+        if body is None:
+            what = f"{_short(key)}: expected {{dtype, shape, data_offsets}}, found {_excerpt(header, at)}"
+            raise CheckpointError(path, 8 + at, what)
+        entries.append(_entry(key, body[1], path, 8 + at, name, start))
+        separator, at = body[2], body.end()
+    rest = header[at:].strip(_SPACE)
+    if rest:
+        raise CheckpointError(path, 8 + at, f"{len(rest):,} bytes follow the end of the JSON object")
+    return entries, metadata
+
+
+def _open(header: bytes, path: str, base: int) -> int:
+    """Position of the first member, or of the closing brace."""
+    match = re.match(rb"[ \t\r\n]{0,4096}\{[ \t\r\n]{0,4096}", header)
+    if match is None:
+        raise CheckpointError(path, base, f"the header is not a JSON object: it starts with {_excerpt(header, 0)}")
+    return match.end()
+
+
+def _metadata(header: bytes, at: int, path: str, base: int, metadata: dict[str, Any]) -> tuple[bytes, int]:
+    """Parse __metadata__ (strings by name, or null); returns the separator behind it and where to go on."""
+    if metadata:
+        raise CheckpointError(path, base + at, "__metadata__ stands twice")
+    text = header[at : at + MAX_METADATA].decode("utf-8", "surrogateescape")
+    try:
+        value, length = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        more = f" within {MAX_METADATA:,} bytes" if len(header) - at > MAX_METADATA else ""
+        raise CheckpointError(path, base + at, f"__metadata__ is not JSON{more}: {error}") from None
+    if value is not None:
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise CheckpointError(path, base + at, "__metadata__ must be an object of strings")
+        metadata.update(value)
+    at += len(text[:length].encode("utf-8", "surrogateescape"))
+    rest = header[at : at + 64].lstrip(_SPACE)[:1]
+    if rest not in (b",", b"}"):
+        raise CheckpointError(path, base + at, f"expected ',' or '}}' after __metadata__, found {_excerpt(header, at)}")
+    return rest, header.index(rest, at) + 1
+
+
+def _entry(key: str, body: bytes, path: str, at: int, name: str, start: int) -> StoredTensor:
+    usual = _USUAL.fullmatch(body)
+    if usual is not None and not usual[2].endswith(b","):
+        dtype = usual[1].decode()
+        shape = tuple(map(int, usual[2].split(b","))) if usual[2] else ()
+        begin, end = int(usual[3]), int(usual[4])
+    else:
+        dtype, shape, begin, end = _unusual(key, body, path, at)
+    return checked(key, dtype, shape, begin, end, path, at, name, start)
+
+
+def checked(
+    key: str, dtype: str, shape: tuple[int, ...], begin: int, end: int, path: str, at: int, name: str, start: int
+) -> StoredTensor:
+    """A header's entry, if its dtype is known and its shape fills [begin, end) of the data exactly."""
+    bits = SAFETENSORS_BITS.get(dtype)
+    if bits is None:
+        known = ", ".join(SAFETENSORS_BITS)
+        raise CheckpointError(path, at, f"{_short(key)}: unknown dtype {dtype[:40]!r}; known are {known}")
+    elements = 1
+    for extent in shape:
+        if extent > MAX_EXTENT:
+            raise CheckpointError(path, at, f"{_short(key)}: an extent of {extent:,} in its shape")
+        elements *= extent
+        if elements > MAX_EXTENT:
+            raise CheckpointError(path, at, f"{_short(key)}: shape {list(shape)[:8]} is beyond any file")
+    if end < begin:
+        raise CheckpointError(path, at, f"{_short(key)}: data_offsets [{begin:,}, {end:,}] run backwards")
+    size, rest = divmod(elements * bits, 8)
+    if rest:
+        raise CheckpointError(path, at, f"{_short(key)}: {elements:,} x {bits} bits are not whole bytes")
+    if size != end - begin:
+        raise CheckpointError(
+            path,
+            at,
+            f"{_short(key)}: {dtype} {list(shape)} takes {size:,} bytes, "
+            f"data_offsets [{begin:,}, {end:,}] hold {end - begin:,}",
+        )
+    return StoredTensor(key, dtype, shape, size, name, start + begin)
+
+
+def _unusual(key: str, body: bytes, path: str, at: int) -> tuple[str, tuple[int, ...], int, int]:
+    """An entry in another order or with spaces: parsed as JSON, at most 4 KiB."""
+    try:
+        pairs = json.loads(b"{" + body + b"}", object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, at, f"{_short(key)}: not JSON: {error}") from None
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise CheckpointError(path, at, f"{_short(key)}: a field stands twice")
+    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    if not isinstance(dtype, str):
+        raise CheckpointError(path, at, f"{_short(key)}: dtype is missing or no string")
+    for field, numbers in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise CheckpointError(path, at, f"{_short(key)}: {field} must be a list of whole numbers >= 0")
+    assert isinstance(shape, list)
+    assert isinstance(offsets, list)
+    if len(offsets) != 2:
+        raise CheckpointError(path, at, f"{_short(key)}: data_offsets has {len(offsets)} numbers; it is [begin, end]")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def check_layout(entries: Iterable[StoredTensor], path: str, start: int, size: int | None) -> None:
+    """The data must be covered from `start` to the end of the file, without holes or overlaps."""
+    at, previous = start, "the header"
+    for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.offset != at:
+            what = "overlaps" if entry.offset < at else f"leaves a hole of {entry.offset - at:,} bytes after"
+            raise CheckpointError(path, entry.offset, f"{_short(entry.name)} {what} {previous}")
+        at, previous = entry.offset + entry.nbytes, _short(entry.name)
+    if size is not None and at != size:
+        what = "truncated" if at > size else "bytes that belong to no tensor follow"
+        raise CheckpointError(path, min(at, size), f"the tensors end at byte {at:,}, the file at {size:,}: {what}")
+
+
+def parse_index(content: bytes, path: str) -> tuple[dict[str, str], int | None]:
+    """model.safetensors.index.json: (tensor name -> file name, metadata.total_size)."""
+    if len(content) > MAX_HEADER:
+        raise CheckpointError(path, None, f"{len(content):,} bytes is no index (at most {MAX_HEADER:,})")
+    found = re.search(rb'"weight_map"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\{', content)
+    if found is None:
+        raise CheckpointError(path, 0, "has no weight_map: not an index of a sharded checkpoint")
+    brace = found.end() - 1
+    files: dict[str, str] = {}
+    weights: dict[str, str] = {}
+    at = _open(content[brace : brace + 4200], path, brace) + brace
+    empty = content[at : at + 1] == b"}"
+    separator = b"}" if empty else b","
+    at += empty
+    while separator == b",":
+        match = _KEY.match(content, at)
+        if match is None:
+            raise CheckpointError(path, at, f"weight_map: expected a name in quotes, found {_excerpt(content, at)}")
+        value = _STRING.match(content, match.end())
+        if value is None:
+            what = f"weight_map: expected a file name, found {_excerpt(content, match.end())}"
+            raise CheckpointError(path, match.end(), what)
+        key, file = _text(match[1], path, match.start(1)), _text(value[1], path, value.start(1))
+        if key in weights:
+            raise CheckpointError(path, at, f"weight_map: {_short(key)} stands twice")
+        if len(weights) >= MAX_TENSORS:
+            raise CheckpointError(path, at, f"weight_map: more than {MAX_TENSORS:,} tensors")
+        weights[key] = files.setdefault(file, file)
+        separator, at = value[2], value.end()
+    for file in files:
+        if "/" in file or "\\" in file or not file.endswith(".safetensors") or file.startswith("."):
+            at = content.find(file.encode())
+            raise CheckpointError(path, at, f"weight_map names {_short(file)}, not a file beside it")
+    return weights, _total_size(content[:brace], content[at:], path)
+
+
+def _total_size(before: bytes, after: bytes, path: str) -> int | None:
+    for part in (before, after):
+        found = re.search(rb'"total_size"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}([0-9]{1,19})(\.0{1,8})?[ \t\r\n,}]', part)
+        if found is not None:
+            return int(found[1])
+    if b'"total_size"' in before + after:
+        raise CheckpointError(path, None, "metadata.total_size is no whole number of bytes")
+    return None
+
+
+def _text(raw: bytes, path: str, at: int) -> str:
+    try:
+        if b"\\" in raw:
+            value: str = json.loads(b'"' + raw + b'"')
+            value.encode()  # a lone surrogate is no text
+            return value
+        return raw.decode("utf-8")
+    except ValueError as error:
+        raise CheckpointError(path, at, f"a name is not text: {error}") from None
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+def _excerpt(content: bytes, at: int) -> str:
+    piece = content[at : at + 32]
+    return repr(piece.decode("utf-8", "replace")) if piece else "the end"
