@@ -6,14 +6,20 @@ and `Format.weigh` sums a model.  KV cache dtypes are in `membudget.formats.kv`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from membudget.formats.base import Format, FormatError, Stored, UnknownFormat, Weights
 from membudget.formats.registry import describe, get, names
+
+if TYPE_CHECKING:
+    from membudget.model.config import Config
 
 __all__ = ["Format", "FormatError", "Stored", "UnknownFormat", "Weights", "describe", "get", "names", "of_config"]
 
 
-def of_config(config: object) -> Format:
-    """The format that a config.json declares (quantization_config, else its dtype)."""
+def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Format:
+    """The format that a checkpoint's config.json declares; see `membudget.formats.declared`."""
     from membudget.formats.declared import of_config as read
 
-    return read(config)  # type: ignore[arg-type]
+    return read(config, hf_quant_config)

@@ -81,20 +81,25 @@ class Weights(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One stored tensor, before it has a name: the suffix that replaces ``weight``, and what it is."""
+    """One stored tensor, before it has a name: the suffix that replaces ``weight``, and what it is.
+
+    beside: bookkeeping that lies in the file and is no weight; it counts for the checkpoint only.
+    """
 
     suffix: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    beside: bool = False
 
 
 class Layout(NamedTuple):
-    """All that is stored for one copy of a tensor, summed."""
+    """All that is stored for one copy of a tensor, summed: the weights, and what lies beside them."""
 
     pieces: tuple[Piece, ...]
     nbytes: int
     by_dtype: tuple[tuple[str, int], ...]
+    beside: tuple[tuple[str, int], ...] = ()
 
 
 def piece(suffix: str, dtype: str, *shape: int) -> Piece:
@@ -108,9 +113,11 @@ def piece(suffix: str, dtype: str, *shape: int) -> Piece:
 def layout(pieces: tuple[Piece, ...], times: int = 1) -> Layout:
     """Sum pieces; `times` of them are stacked in one tensor or lie side by side."""
     by_dtype: dict[str, int] = {}
+    beside: dict[str, int] = {}
     for item in pieces:
-        by_dtype[item.dtype] = by_dtype.get(item.dtype, 0) + item.nbytes * times
-    return Layout(pieces, sum(by_dtype.values()), tuple(by_dtype.items()))
+        sums = beside if item.beside else by_dtype
+        sums[item.dtype] = sums.get(item.dtype, 0) + item.nbytes * times
+    return Layout(pieces, sum(by_dtype.values()), tuple(by_dtype.items()), tuple(beside.items()))
 
 
 def is_layer_matrix(tensor: Tensor) -> bool:
@@ -146,6 +153,10 @@ class Format:
         """The tensors that really lie in the file for this tensor of the model."""
         raise NotImplementedError
 
+    def extras(self, model: Model) -> list[Stored]:
+        """What the file holds beside the model's own tensors (RoPE factors in a GGUF file)."""
+        return []
+
     def weigh(self, model: Model, *, total: str = "params") -> Weights:
         """Bytes of the whole model.
 
@@ -168,7 +179,7 @@ class Format:
 def _weigh(form: Format, model: Model, everything: bool) -> Weights:
     by_role: dict[str, int] = {}
     by_dtype: dict[str, int] = {}
-    size = active = layer_bytes = layer_weights = kept = 0
+    size = active = layer_bytes = layer_weights = kept = beside = 0
     head = any(tensor.role == "lm_head" for tensor in model.tensors)
     table_is_head = not head and model.config.tied
     vocab = model.config.get("vocab_size")
@@ -177,6 +188,10 @@ def _weigh(form: Format, model: Model, everything: bool) -> Weights:
             continue
         made = form.layout(tensor, model)
         copies, nbytes = tensor.copies, made.nbytes * tensor.copies
+        if everything and made.beside:
+            for dtype, part in made.beside:
+                beside += part * copies
+                by_dtype[dtype] = by_dtype.get(dtype, 0) + part * copies
         size += nbytes
         bucket = tensor.role.partition(".")[0]
         by_role[bucket] = by_role.get(bucket, 0) + nbytes
@@ -191,9 +206,15 @@ def _weigh(form: Format, model: Model, everything: bool) -> Weights:
             active += nbytes // tensor.shape[0]
         else:
             active += nbytes if tensor.active is None else made.nbytes * tensor.active
+    others = size - layer_bytes
+    for item in form.extras(model):
+        beside += item.total
+        by_dtype[item.dtype] = by_dtype.get(item.dtype, 0) + item.total
+    if beside:
+        size += beside
+        by_role["other"] = by_role.get("other", 0) + beside
     bits = f"{8 * layer_bytes / layer_weights:.4f}".rstrip("0").rstrip(".") if layer_weights else "0"
-    why = (
-        f"{layer_weights:,} layer weights x {bits} bits = {layer_bytes:,} B; "
-        f"{kept:,} others take {size - layer_bytes:,} B; {size:,} B"
+    why = f"{layer_weights:,} layer weights x {bits} bits = {layer_bytes:,} B; {kept:,} others take {others:,} B" + (
+        f"; beside them {beside:,} B" if beside else ""
     )
     return Weights(size, by_role, by_dtype, (layer_bytes, layer_weights), active, why)

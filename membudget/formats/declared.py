@@ -1,23 +1,366 @@
-"""The format that a config.json declares."""
+"""The format that a config.json declares: its quantization_config, or a ModelOpt hf_quant_config.json, or its dtype."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from membudget.formats.base import Format, FormatError
-from membudget.formats.registry import get
+from membudget.formats import schemes
+from membudget.formats.base import Format, FormatError, is_layer_matrix
+from membudget.formats.modules import Matcher, matcher, module_of
+from membudget.formats.safetensors import Choose, Safetensors, Scheme
 
 if TYPE_CHECKING:
+    from membudget.model import Model
     from membudget.model.config import Config
+    from membudget.model.tensors import Tensor
 
-_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+#: torch's dtypes by the names that configs use.
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float": "F32", "half": "F16"}
+_NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+#: The keys under which lists of modules left alone are found.
+_IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
 
 
-def of_config(config: Config) -> Format:
-    """The format of the checkpoint that this config.json lies beside."""
-    dtype = config.dtype
-    if dtype is None:
-        raise FormatError(f"{config.source}: says no dtype and no quantization_config; name a format, for example bf16")
-    if dtype not in _DTYPES:
-        raise FormatError(f"{config.source}: dtype is {dtype!r}; known are {', '.join(_DTYPES)}")
-    return get(_DTYPES[dtype])
+class Quantization:
+    """A quantization_config, its values checked as they are read; errors name the file and the key."""
+
+    __slots__ = ("raw", "source", "where")
+
+    def __init__(self, raw: Mapping[str, Any], source: str, where: str = "quantization_config") -> None:
+        self.raw, self.source, self.where = raw, source, where
+
+    def error(self, key: str, what: str, allowed: str) -> FormatError:
+        """A `FormatError` that says where, what and what is allowed."""
+        at = f"{self.where}.{key}" if key else self.where
+        return FormatError(f"{self.source}: {at} {what}; allowed is {allowed}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number."""
+        value = self.raw.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= 10**6:
+            raise self.error(key, f"is {value!r}"[:80], "a whole number, 1 or more (-1: a whole row)")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {value!r}"[:80], "true or false")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """A string."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.error(key, f"is {value!r}"[:80], "a string")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings; absent or null gives an empty one."""
+        value = self.raw.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "is no list of strings", "a list of module names")
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        """An object; absent or null gives an empty one."""
+        value = self.raw.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"is {value!r}"[:80], "an object")
+        return value
+
+    def ignored(self) -> list[str]:
+        """The modules left alone, under any of the names for that list."""
+        return [item for key in _IGNORE_KEYS for item in self.strings(key)]
+
+
+def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Format:
+    """The format of the checkpoint that this config.json lies beside.
+
+    hf_quant_config: the content of hf_quant_config.json, where ModelOpt wrote one.
+    Raises `FormatError` for a method that is not known here, by its name.
+    """
+    raw = declaration(config, hf_quant_config)
+    if raw is None:
+        dtype = config.dtype
+        if dtype is None:
+            raise FormatError(
+                f"{config.source}: has no dtype and no quantization_config; name a format, for example bf16"
+            )
+        from membudget.formats.registry import get
+
+        return get(_NAMES[_dtype(config)])
+    method = _method(raw)
+    make = _METHODS.get(method)
+    if make is None:
+        raise FormatError(
+            f"{config.source}: quant_method {method!r} is not known; known are {', '.join(sorted(_METHODS))}. "
+            "docs/formats.md says how to add one"
+        )
+    return make(raw, _dtype(config))
+
+
+def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Quantization | None:
+    """What the checkpoint says about its quantization, wherever it says it; None when it says nothing."""
+    if hf_quant_config is not None:
+        inner = hf_quant_config.get("quantization")
+        if not isinstance(inner, Mapping):
+            raise FormatError("hf_quant_config.json: has no quantization; allowed is an object")
+        return Quantization({"quant_method": "modelopt", **inner}, "hf_quant_config.json", "quantization")
+    for place in (config.raw, config.text):
+        for key in ("quantization_config", "compression_config"):
+            value = place.get(key)
+            if value is None or value == {}:
+                continue
+            if not isinstance(value, Mapping):
+                raise FormatError(f"{config.source}: {key} is {value!r}; allowed is an object"[:200])
+            return Quantization(value, config.source, key)
+    return None
+
+
+def _method(raw: Quantization) -> str:
+    method = raw.text("quant_method").lower()
+    algorithm = raw.text("quant_algo")
+    if algorithm or method.startswith("modelopt"):
+        return "modelopt"
+    if method in ("", "compressed-tensors", "compressed_tensors") and raw.raw.get("config_groups"):
+        return "compressed-tensors"
+    return method
+
+
+def _dtype(config: Config) -> str:
+    name = config.dtype
+    if name is None:
+        return "BF16"  # a quantized config without a dtype; its dense parts are 16 bits wide
+    if name not in DTYPES:
+        raise FormatError(f"{config.source}: dtype is {name!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _is_linear(tensor: Tensor) -> bool:
+    """Any nn.Linear: also heads, routers and other towers, unlike `is_layer_matrix`."""
+    name, bucket = tensor.name, tensor.role.partition(".")[0]
+    if bucket in ("embed", "norms") or len(tensor.shape) != 2 or not name.endswith(".weight"):
+        return is_layer_matrix(tensor)
+    return "norm" not in name and "conv" not in name and "embed" not in name
+
+
+def _keep(choose: Callable[[Tensor], Scheme | None], skip: Matcher) -> Choose:
+    """Ask `skip` once a module name: a model has thousands of them."""
+    known: dict[str, bool] = {}
+
+    def inner(tensor: Tensor, model: Model) -> Scheme | None:
+        scheme = choose(tensor)
+        if scheme is None:
+            return None
+        name = tensor.name
+        kept = known.get(name)
+        if kept is None:
+            if len(known) > 200_000:
+                known.clear()
+            kept = known[name] = skip(module_of(name))
+        return None if kept else scheme
+
+    return inner
+
+
+def _made(raw: Quantization, method: str, scheme: Scheme, dtype: str, also_head: bool = False) -> Format:
+    ignored = raw.ignored()
+
+    def choose(tensor: Tensor) -> Scheme | None:
+        return scheme if is_layer_matrix(tensor) or (also_head and tensor.role == "lm_head") else None
+
+    key = ("declared", method, scheme.key, also_head, tuple(ignored))
+    return Safetensors(method, key, _keep(choose, matcher(ignored, f"{raw.source}: {raw.where}")), dtype)
+
+
+def _fp8(raw: Quantization, dtype: str) -> Format:
+    block = raw.raw.get("weight_block_size")
+    if block is not None:
+        if not isinstance(block, list) or len(block) != 2 or not all(type(item) is int and item > 0 for item in block):
+            raise raw.error("weight_block_size", f"is {block!r}"[:80], "two whole numbers, for example [128, 128]")
+        scale = "F8_E8M0" if raw.text("scale_fmt") == "ue8m0" and raw.text("scale_dtype") else "F32"
+        return _made(raw, "fp8", schemes.fp8_block(block[0], block[1], scale), dtype)
+    static = raw.text("activation_scheme", "dynamic") == "static"
+    return _made(raw, "fp8", schemes.fp8_tensor(static), dtype)
+
+
+def _fbgemm(raw: Quantization, dtype: str) -> Format:
+    return _made(raw, "fbgemm_fp8", schemes.fp8_channel("F32"), dtype)
+
+
+def _awq(raw: Quantization, dtype: str) -> Format:
+    bits = raw.integer("bits", raw.integer("w_bit", 4))
+    if bits != 4:
+        raise raw.error("bits", f"is {bits}", "4: AWQ packs nothing else")
+    version = raw.text("version", "gemm").lower()
+    if version not in ("gemm", "gemv", "exllama", "marlin"):
+        raise raw.error("version", f"is {version!r}", "gemm")
+    group = raw.integer("group_size", raw.integer("q_group_size", 128))
+    return _made(raw, "awq", schemes.awq(group, raw.flag("zero_point", True)), dtype)
+
+
+def _gptq(raw: Quantization, dtype: str) -> Format:
+    if raw.table("dynamic"):
+        return _gptq_dynamic(raw, dtype)
+    scheme = schemes.gptq(raw.integer("bits"), raw.integer("group_size", 128))
+    return _made(raw, "gptq", scheme, dtype, raw.flag("lm_head"))
+
+
+def _gptq_dynamic(raw: Quantization, dtype: str) -> Format:
+    """GPTQModel's rules by module: ``-:regex`` leaves modules alone, ``+:regex`` or ``regex`` changes bits or group."""
+    source = f"{raw.source}: {raw.where}.dynamic"
+    base = {"bits": raw.integer("bits"), "group_size": raw.integer("group_size", 128)}
+    rules: list[tuple[Matcher, Scheme | None]] = []
+    for pattern, change in raw.table("dynamic").items():
+        skip = pattern.startswith("-:")
+        test = matcher(["re:" + pattern.removeprefix("-:").removeprefix("+:")], source)
+        more = Quantization({**base, **(change if isinstance(change, Mapping) else {})}, raw.source, source)
+        rules.append((test, None if skip else schemes.gptq(more.integer("bits"), more.integer("group_size"))))
+    normal, head = schemes.gptq(base["bits"], base["group_size"]), raw.flag("lm_head")
+    skip_all = matcher(raw.ignored(), source)
+
+    def choose(tensor: Tensor, model: Model) -> Scheme | None:
+        if not (is_layer_matrix(tensor) or (head and tensor.role == "lm_head")):
+            return None
+        module = module_of(tensor.name)
+        if skip_all(module):
+            return None
+        return next((scheme for test, scheme in rules if test(module)), normal)
+
+    return Safetensors("gptq", ("gptq dynamic", repr(sorted(raw.raw.items(), key=str))), choose, dtype)
+
+
+def _auto_round(raw: Quantization, dtype: str) -> Format:
+    packing = raw.text("packing_format", "auto_round:auto_gptq").lower()
+    if "awq" in packing:
+        return _awq(raw, dtype)
+    if "gptq" in packing:
+        return _made(raw, "auto-round", schemes.gptq(raw.integer("bits"), raw.integer("group_size", 128)), dtype)
+    raise raw.error("packing_format", f"is {packing!r}", "auto_round:auto_gptq or auto_round:auto_awq")
+
+
+def _bitsandbytes(raw: Quantization, dtype: str) -> Format:
+    if raw.flag("load_in_4bit") or raw.flag("_load_in_4bit"):
+        kind = raw.text("bnb_4bit_quant_type", "fp4")
+        if kind not in ("nf4", "fp4"):
+            raise raw.error("bnb_4bit_quant_type", f"is {kind!r}", "nf4 or fp4")
+        return _made(raw, "bitsandbytes", schemes.bnb4(raw.flag("bnb_4bit_use_double_quant"), kind), dtype)
+    if raw.flag("load_in_8bit") or raw.flag("_load_in_8bit"):
+        return _made(raw, "bitsandbytes", schemes.bnb8(), dtype)
+    raise raw.error("", "has neither load_in_4bit nor load_in_8bit", "one of them, true")
+
+
+def _mxfp4(raw: Quantization, dtype: str) -> Format:
+    stacked, flat = schemes.mxfp4("gpt-oss"), schemes.mxfp4()
+
+    def choose(tensor: Tensor) -> Scheme | None:
+        # transformers converts the experts only
+        if tensor.role != "mlp.experts" or not is_layer_matrix(tensor):
+            return None
+        return flat if tensor.name.endswith(".weight") else stacked
+
+    ignored = raw.ignored()
+    skip = matcher(ignored, f"{raw.source}: {raw.where}")
+    return Safetensors("mxfp4", ("declared", "mxfp4", tuple(ignored)), _keep(choose, skip), dtype)
+
+
+def mxfp4(name: str) -> Format:
+    """MXFP4 by name: gpt-oss's experts as they are published; every layer matrix of other models."""
+    stacked, flat = schemes.mxfp4("gpt-oss"), schemes.mxfp4()
+
+    def choose(tensor: Tensor, model: Model) -> Scheme | None:
+        if not is_layer_matrix(tensor):
+            return None
+        if model.model_type == "gpt_oss":
+            return stacked if tensor.role == "mlp.experts" else None
+        return flat
+
+    return Safetensors(name, "mxfp4 by name", choose)
+
+
+def exl3(name: str, bits: int, head: int, dtype: str = "F16") -> Format:
+    """EXL3: layer matrices at `bits`, the head at `head` bits."""
+    layers, last = schemes.exl3(bits), schemes.exl3(head)
+
+    def choose(tensor: Tensor, model: Model) -> Scheme | None:
+        return layers if is_layer_matrix(tensor) else last if tensor.role == "lm_head" else None
+
+    return Safetensors(name, ("exl3", bits, head), choose, dtype)
+
+
+def _exl3(raw: Quantization, dtype: str) -> Format:
+    bits, head = raw.raw.get("bits"), raw.raw.get("head_bits", 6)
+    for key, value in (("bits", bits), ("head_bits", head)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+            raise raw.error(key, f"is {value!r}", "a whole number: an average does not say which matrix has how many")
+    assert isinstance(bits, (int, float))
+    assert isinstance(head, (int, float))
+    return exl3("exl3", int(bits), int(head), "F16" if dtype == "F32" else dtype)
+
+
+def _hqq(raw: Quantization, dtype: str) -> Format:
+    quant = raw.table("quant_config")
+    inner = quant.get("weight_quant_params") if isinstance(quant.get("weight_quant_params"), Mapping) else quant
+    values = Quantization(inner or raw.raw, raw.source, f"{raw.where}.quant_config")
+    bits, group = values.integer("nbits", 4), values.integer("group_size", 64)
+    skip = raw.strings("skip_modules")
+    made = Quantization({**raw.raw, "ignore": [*raw.ignored(), *skip]}, raw.source, raw.where)
+    return _made(made, "hqq", schemes.hqq(bits, group, dtype), dtype)
+
+
+def _torchao(raw: Quantization, dtype: str) -> Format:
+    kind: object = raw.raw.get("quant_type")
+    options: Mapping[str, Any] = raw.table("quant_type_kwargs")
+    if isinstance(kind, Mapping):  # transformers writes {"default": {"_type": ..., "_data": {...}}}
+        inner = kind.get("default")
+        if not isinstance(inner, Mapping) or len(kind) != 1:
+            raise raw.error("quant_type", "has rules by module", "one default")
+        kind, options = inner.get("_type"), inner.get("_data") or {}
+    name = str(kind).lower().replace("_", "").replace("config", "")
+    values = Quantization(options, raw.source, f"{raw.where}.quant_type")
+    if name == "int4weightonly":
+        return _made(raw, "torchao", schemes.torchao_int4(values.integer("group_size", 128)), dtype)
+    if name in ("int8weightonly", "int8dynamicactivationint8weight"):
+        return _made(raw, "torchao", schemes.torchao_int8(), dtype)
+    raise raw.error("quant_type", f"is {kind!r}"[:80], "int4_weight_only, int8_weight_only")
+
+
+def _compressed(raw: Quantization, dtype: str) -> Format:
+    from membudget.formats.groups import compressed
+
+    return compressed(raw, dtype)
+
+
+def _modelopt(raw: Quantization, dtype: str) -> Format:
+    from membudget.formats.groups import modelopt
+
+    return modelopt(raw, dtype)
+
+
+_METHODS: dict[str, Callable[[Quantization, str], Format]] = {
+    "auto-round": _auto_round,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "exl3": _exl3,
+    "fbgemm_fp8": _fbgemm,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "hqq": _hqq,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "torchao": _torchao,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, layout
@@ -53,6 +54,22 @@ class Gguf(Format):
         entries = self._plan(model)[tensor.name][1]
         return [Stored(entry.name, entry.kind, entry.shape, entry.nbytes) for entry in entries]
 
+    def extras(self, model: Model) -> list[Stored]:
+        """The factors of a scaled RoPE, which the converter stores as tensors."""
+        scaling = model.config.get("rope_scaling") or model.config.get("rope_parameters")
+        if not isinstance(scaling, Mapping):
+            return []
+        half = model.config.head_dim // 2
+        kind = scaling.get("rope_type", scaling.get("type"))
+        if kind == "llama3":
+            return [Stored("rope_freqs.weight", "F32", (half,), 4 * half)]
+        found = []
+        for ours, theirs in (("long", "long_factor"), ("short", "short_factor")):
+            factors = scaling.get(theirs)
+            if isinstance(factors, list):
+                found.append(Stored(f"rope_factors_{ours}.weight", "F32", (len(factors),), 4 * len(factors)))
+        return found
+
     def _plan(self, model: Model) -> dict[str, tuple[Layout, list[_Entry]]]:
         key = ("gguf plan", self.key)
         plan: dict[str, tuple[Layout, list[_Entry]]] | None = model.memo.get(key)
@@ -103,7 +120,7 @@ class _Chooser:
         # LLM_TYPE_70B in llama-model.cpp
         self.big = self.layers == 80 and (
             (model.model_type in ("llama", "mistral") and self.gqa > 1 and self.experts != 8)
-            or model.model_type in ("qwen2", "deci", "apertus")
+            or model.model_type in ("qwen2", "deci")
         )
         self.counts: dict[str, int] = {}
 

@@ -1,24 +1,56 @@
-"""KV cache dtypes: bytes of what a layer keeps, as vLLM and llama.cpp store it."""
+"""KV cache dtypes: bytes of what a layer keeps, as vLLM and llama.cpp store it.
+
+`get` knows them by the engines' names, `auto` reads what a checkpoint asks for, and
+`KvDtype.of` sums a model once, so that a plan only multiplies.
+
+Sources: vLLM v1/kv_cache_interface.py and the attention backends' get_kv_cache_shape;
+llama.cpp src/llama-kv-cache.cpp and common/arg.cpp (kv_cache_types).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membudget.formats.base import FormatError, UnknownFormat
 
 if TYPE_CHECKING:
+    from membudget.model import Model
     from membudget.model.caches import CacheShape, CacheSpec, State
+    from membudget.model.config import Config
+
+
+class KvBytes(NamedTuple):
+    """All layers' caches in one dtype, in bytes.
+
+    grows: ((bytes a token, window or 0 for no bound), ...).  fixed: bytes of states, whatever the length.
+    """
+
+    grows: tuple[tuple[int, int], ...]
+    fixed: int
+
+    def bytes(self, tokens: int) -> int:
+        """Bytes that one sequence of `tokens` tokens keeps."""
+        total = self.fixed
+        for size, window in self.grows:
+            total += size * (min(tokens, window) if window else tokens)
+        return total
+
+    def per_token(self, length: int = 1) -> int:
+        """Bytes that token number `length` adds: fewer once windows are full."""
+        return sum(size for size, window in self.grows if not window or length <= window)
 
 
 class KvDtype(NamedTuple):
     """How keys and values are stored.
 
     name: as the engine spells it.  engine: ``any``, ``vllm`` or ``llama.cpp``.
-    num, den: bytes an element is num / den.
-    block: elements that share one block of num x block / den bytes; rows must divide into blocks.
+    num, den: an element takes num / den bytes.  block: elements that share a scale; rows divide into blocks.
     per_head: bytes beside them for every head and token, for keys and for values each.
-    latent_bytes: bytes of one token of an MLA layer, where that is not elements x num / den.
+    latent: bytes of one token of an MLA layer, where that is not elements x num / den.
+    latent_only: stores MLA layers and nothing else.
     state: bytes of a recurrent state's element, which follows the model's dtype and not the cache's.
+    indexer: bytes for 128 elements of a sparse indexer's keys; 0: as other elements.
     """
 
     name: str
@@ -27,36 +59,64 @@ class KvDtype(NamedTuple):
     den: int = 1
     block: int = 1
     per_head: int = 0
-    latent_bytes: int = 0
+    latent: int = 0
+    latent_only: bool = False
     state: int = 2
+    indexer: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether a token's bytes depend on its number of elements alone."""
-        return not (self.per_head or self.latent_bytes) and self.block == 1
+        return not (self.per_head or self.latent or self.indexer) and self.block == 1
 
     def token_bytes(self, spec: CacheSpec) -> int:
         """Bytes of one more token in this layer, while it still grows."""
-        size = self._head(spec.k_dim, spec) + self._head(spec.v_dim, spec)
-        size *= spec.kv_heads
+        size = spec.kv_heads * (self._head(spec.k_dim, spec) + self._head(spec.v_dim, spec))
+        if self.latent_only and size:
+            raise FormatError(
+                f"kv cache dtype {self.name} is for MLA; layer {spec.layer} keeps keys and values: use fp8"
+            )
         if spec.latent:
-            if self.latent_bytes:
-                size += self.latent_bytes
-            else:
-                size += self._row(spec.latent + spec.rope, spec)
-        return size + self._row(spec.index, spec)
+            size += self._latent(spec)
+        if spec.index:
+            size += spec.index * self.indexer // 128 if self.indexer else self._row(spec.index, spec)
+        return size
 
     def bytes_for(self, spec: CacheSpec, tokens: int) -> int:
-        """Bytes that one layer keeps for one sequence of `tokens` tokens, scales and states included."""
+        """Bytes that one layer keeps for one sequence of `tokens` tokens, scales and states included.
+
+        0 for a layer that shares another's cache.  `FormatError` where the rows do not divide.
+        """
         if spec.kind in ("shared", "none", "cross"):
             return 0
         size = self.token_bytes(spec) * spec.tokens(tokens) if spec.per_token else 0
         return size + sum(self.state_bytes(state) for state in spec.states)
 
+    def of(self, model: Model) -> KvBytes:
+        """All of a model's layers, summed once and kept on the model."""
+        key = ("kv", self)
+        found = model.memo.get(key)
+        if found is None:
+            found = model.memo[key] = self.sum(model.caches)
+        assert isinstance(found, KvBytes)
+        return found
+
+    def sum(self, specs: Iterable[CacheSpec]) -> KvBytes:
+        """These layers, grouped by window."""
+        grows: dict[int, int] = {}
+        fixed = 0
+        for spec in specs:
+            if spec.kind in ("shared", "none", "cross"):
+                continue
+            if spec.per_token:
+                grows[spec.window] = grows.get(spec.window, 0) + self.token_bytes(spec)
+            fixed += sum(self.state_bytes(state) for state in spec.states)
+        return KvBytes(tuple((size, window) for window, size in sorted(grows.items())), fixed)
+
     def bytes(self, shape: CacheShape, tokens: int) -> int:
         """Bytes of all layers of one sequence, for dtypes whose bytes depend on the elements alone."""
         if not self.plain:
-            raise FormatError(f"kv cache dtype {self.name} stores scales beside the elements: sum bytes_for(layer)")
+            raise FormatError(f"kv cache dtype {self.name} stores more than its elements: use of(model).bytes(tokens)")
         grown = shape.elements(tokens) - shape.states
         return grown * self.num // self.den + shape.states * self.state + shape.states_fp32 * 4
 
@@ -64,40 +124,126 @@ class KvDtype(NamedTuple):
         """Bytes of a state of fixed size."""
         return state.elements * (4 if state.fp32 else self.state)
 
+    def _latent(self, spec: CacheSpec) -> int:
+        width = spec.latent + spec.rope
+        if not self.latent:
+            return self._row(width, spec)
+        if (spec.latent, spec.rope) != (512, 64):
+            raise FormatError(
+                f"kv cache dtype {self.name} is laid out for a latent of 512 + 64; layer {spec.layer} "
+                f"has {spec.latent} + {spec.rope}"
+            )
+        return self.latent
+
     def _head(self, width: int, spec: CacheSpec) -> int:
         return self._row(width, spec) + self.per_head if width else 0
 
     def _row(self, width: int, spec: CacheSpec) -> int:
         if width % self.block or width * self.num % self.den:
             raise FormatError(
-                f"kv cache dtype {self.name}: layer {spec.layer} has rows of {width}, which is not divisible "
-                f"by its block of {max(self.block, self.den)}; use a 16-bit cache"
+                f"kv cache dtype {self.name}: layer {spec.layer} has rows of {width}, not divisible "
+                f"into blocks of {max(self.block, self.den)}; use a 16-bit cache"
             )
         return width * self.num // self.den
 
+
+#: vLLM keeps an indexer's keys (DeepSeek-V3.2) in fp8 with an fp32 scale for 128, whatever the cache's dtype.
+_VLLM_INDEX = 132
 
 _DTYPES = (
     KvDtype("bf16", "any", 2),
     KvDtype("fp16", "any", 2),
     KvDtype("fp32", "any", 4, state=4),
-    # vLLM: one scale a layer, kept with the weights
-    KvDtype("fp8", "vllm", 1),
-    KvDtype("fp8_e4m3", "vllm", 1),
-    KvDtype("fp8_e5m2", "vllm", 1),
+    # one scale a layer, kept with the weights
+    KvDtype("fp8", "vllm", 1, indexer=_VLLM_INDEX),
+    KvDtype("fp8_e4m3", "vllm", 1, indexer=_VLLM_INDEX),
+    KvDtype("fp8_e5m2", "vllm", 1, indexer=_VLLM_INDEX),
+    # 512 fp8 values, 4 fp32 scales, 64 RoPE values in bf16
+    KvDtype("fp8_ds_mla", "vllm", 1, latent=656, latent_only=True, indexer=_VLLM_INDEX),
+    KvDtype("nvfp4_ds_mla", "vllm", 1, latent=352, latent_only=True, indexer=_VLLM_INDEX),
+    # packed pairs and an fp8 scale for 16
+    KvDtype("nvfp4", "vllm", 9, 16, block=16, indexer=_VLLM_INDEX),
+    KvDtype("int8_per_token_head", "vllm", 1, per_head=4, indexer=_VLLM_INDEX),
+    KvDtype("fp8_per_token_head", "vllm", 1, per_head=4, indexer=_VLLM_INDEX),
+    KvDtype("int4_per_token_head", "vllm", 1, 2, per_head=4, indexer=_VLLM_INDEX),
+    # ggml's blocks of 32
+    KvDtype("q8_0", "llama.cpp", 34, 32, block=32),
+    KvDtype("q5_1", "llama.cpp", 24, 32, block=32),
+    KvDtype("q5_0", "llama.cpp", 22, 32, block=32),
+    KvDtype("q4_1", "llama.cpp", 20, 32, block=32),
+    KvDtype("q4_0", "llama.cpp", 18, 32, block=32),
+    KvDtype("iq4_nl", "llama.cpp", 18, 32, block=32),
 )
 _BY_NAME = {kind.name: kind for kind in _DTYPES}
-_SYNONYMS = {"bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "half": "fp16", "float32": "fp32", "f32": "fp32"}
+_SYNONYMS = {
+    "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "half": "fp16", "float32": "fp32", "f32": "fp32",
+    "float": "fp32", "fp8_inc": "fp8", "int8": "int8_per_token_head",
+}  # fmt: skip
 
 
 def names() -> list[str]:
-    """All KV cache dtypes."""
-    return list(_BY_NAME)
+    """All KV cache dtypes by name, and ``auto``."""
+    return ["auto", *_BY_NAME]
 
 
-def get(name: str) -> KvDtype:
-    """The KV cache dtype of this name, in any case; `UnknownFormat` lists what is known."""
-    plain = name.strip().lower()
-    found = _BY_NAME.get(_SYNONYMS.get(plain, plain))
+def get(
+    name: str,
+    config: Config | None = None,
+    *,
+    engine: str | None = None,
+    hf_quant_config: Mapping[str, Any] | None = None,
+) -> KvDtype:
+    """The KV cache dtype of this name, in any case; ``auto`` needs the checkpoint's config.
+
+    engine: ``vllm`` or ``llama.cpp``; refuses dtypes of another, and applies vLLM's layout of indexer keys.
+    Raises `UnknownFormat` with what is known.
+    """
+    plain = name.strip().lower() if isinstance(name, str) else ""
+    if plain == "auto":
+        if config is None:
+            raise FormatError("kv cache dtype auto follows the checkpoint: it needs a config")
+        found = auto(config, hf_quant_config)
+    else:
+        known = _BY_NAME.get(_SYNONYMS.get(plain, plain)) or _BY_NAME.get(plain.replace("-", "_"))
+        if known is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+            hint = f": did you mean {', '.join(near)}?" if near else "."
+            raise UnknownFormat(f"unknown kv cache dtype {name!r}{hint} Known are {', '.join(names())}")
+        found = known
+    if engine is None:
+        return found
+    if engine not in ("vllm", "llama.cpp"):
+        raise FormatError(f"engine is {engine!r}; allowed are vllm and llama.cpp")
+    if found.engine not in ("any", engine):
+        allowed = [kind.name for kind in _DTYPES if kind.engine in ("any", engine)]
+        raise FormatError(f"kv cache dtype {found.name} is {found.engine}'s; {engine} has {', '.join(allowed)}")
+    return found._replace(indexer=_VLLM_INDEX) if engine == "vllm" else found
+
+
+def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> KvDtype:
+    """What ``auto`` means for this checkpoint: its declared KV scheme, else the dtype it is served in.
+
+    A checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
+    """
+    from membudget.formats.declared import declaration
+
+    declared = declaration(config, hf_quant_config)
+    if declared is not None:
+        scheme = declared.raw.get("kv_cache_scheme") or declared.raw.get("kv_cache_quant_algo")
+        if scheme is not None and scheme != "NONE":
+            return _declared(scheme, declared.source)
+    return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
+
+
+def _declared(scheme: object, source: str) -> KvDtype:
+    if isinstance(scheme, Mapping):
+        what = f"{scheme.get('num_bits')} bits of {scheme.get('type')}"
+        name = {"8 bits of float": "FP8", "4 bits of float": "NVFP4"}.get(what, what)
+    else:
+        name = str(scheme).upper()
+    found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(name)
     if found is None:
-        raise UnknownFormat(f"unknown kv cache dtype {name!r}; known are {', '.join(_BY_NAME)}")
-    return found
+        raise FormatError(f"{source}: the checkpoint declares a KV cache of {name[:60]}; known are FP8 and NVFP4")
+    return _BY_NAME[found]

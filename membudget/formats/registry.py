@@ -1,96 +1,236 @@
-"""Every format by name."""
+"""Every format by name: one row a format, and how options are spelled.
+
+A name is a base and options, joined by dashes: ``awq-g64``, ``gptq-8bit-g32``,
+``w4a16-asym``, ``nf4-dq``, ``exl3-4.0``, ``q4_k_m-imatrix``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from membudget.formats.base import Format, UnknownFormat
+from membudget.formats.base import Format, FormatError, UnknownFormat
 
 
 class Entry(NamedTuple):
-    """A name, what it takes a layer weight, what it leaves alone, where the layout is from."""
+    """One row.
+
+    bits: of one layer weight, scales included.  dense: what stays in 16 bits or more.
+    make(name, options): the format.  options: what may stand behind the base, in words.
+    """
 
     name: str
     bits: str
     dense: str
     source: str
-    make: Callable[[str], Format]
+    make: Callable[[str, dict[str, Any]], Format]
+    options: tuple[str, ...] = ()
 
 
-def _dense(dtype: str) -> Callable[[str], Format]:
-    def make(name: str) -> Format:
+def _dense(dtype: str) -> Callable[[str, dict[str, Any]], Format]:
+    def make(name: str, options: dict[str, Any]) -> Format:
         from membudget.formats.safetensors import Safetensors
 
-        return Safetensors(name, ("dense", dtype), None, dtype)
+        return Safetensors(name, "dense", None, dtype)
 
     return make
 
 
-def _scheme(scheme: str, *options: object) -> Callable[[str], Format]:
-    def make(name: str) -> Format:
+def _scheme(function: str, **fixed: Any) -> Callable[[str, dict[str, Any]], Format]:
+    def make(name: str, options: dict[str, Any]) -> Format:
         from membudget.formats import schemes
         from membudget.formats.safetensors import Safetensors, by_default
 
-        made = getattr(schemes, scheme)(*options)
-        return Safetensors(name, ("default", made.key), by_default(made))
+        scheme = getattr(schemes, function)(**{**fixed, **options})
+        return Safetensors(name, ("by default", scheme.key), by_default(scheme))
 
     return make
 
 
-def _gguf(mix: str) -> Callable[[str], Format]:
-    def make(name: str) -> Format:
+def _mxfp4(name: str, options: dict[str, Any]) -> Format:
+    from membudget.formats.declared import mxfp4
+
+    return mxfp4(name)
+
+
+def _exl3(name: str, options: dict[str, Any]) -> Format:
+    from membudget.formats.declared import exl3
+
+    return exl3(name, options.get("bits", 4), 6)
+
+
+def _gguf(mix: str) -> Callable[[str, dict[str, Any]], Format]:
+    def make(name: str, options: dict[str, Any]) -> Format:
         from membudget.formats.gguf import gguf
 
-        return gguf(name, mix)
+        return gguf(name, mix, **options)
 
     return make
 
 
-_EMBED = "embedding, head, norms, router"
-_ENTRIES = (
+_KEPT = "embedding, head, norms, router"
+_CT = "vllm-project/compressed-tensors"
+_BNB = "bitsandbytes functional.py"
+_ENTRIES: tuple[Entry, ...] = (
     Entry("fp32", "32", "-", "safetensors", _dense("F32")),
     Entry("bf16", "16", "-", "safetensors", _dense("BF16")),
     Entry("fp16", "16", "-", "safetensors", _dense("F16")),
-    Entry("fp8", "8", _EMBED, "compressed-tensors FP8_DYNAMIC per tensor", _scheme("fp8_tensor")),
-    Entry("awq", "4.15625", _EMBED, "AutoAWQ gemm.py", _scheme("awq", 128)),
-    Entry("q8_0", "8.5", "norms, router", "llama-quant.cpp", _gguf("Q8_0")),
-    Entry("q4_k_m", "4.5 and 6.5625", "norms, router", "llama-quant.cpp", _gguf("Q4_K_M")),
-)
+    Entry("fp8", "8", _KEPT, "vLLM Fp8LinearMethod", _scheme("fp8_tensor"), ("static",)),
+    Entry("fp8-channel", "8 + 16/in", _KEPT, f"{_CT} FP8_DYNAMIC", _scheme("fp8_channel")),
+    Entry("fp8-block", "8.002", _KEPT, "DeepSeek-V3", _scheme("fp8_block")),
+    Entry("mxfp8", "8.25", _KEPT, f"{_CT} mxfp8", _scheme("mxfp8")),
+    Entry("w8a8", "8 + 16/in", _KEPT, f"{_CT} naive_quantized", _scheme("int8"), ("static", "asym")),
+    Entry("w8a16", "8.125", _KEPT, f"{_CT} pack_quantized", _scheme("packed", bits=8), ("g", "asym", "actorder")),
+    Entry("w4a16", "4.125", _KEPT, f"{_CT} pack_quantized", _scheme("packed"), ("g", "asym", "actorder")),
+    Entry("awq", "4.15625", _KEPT, "AutoAWQ gemm.py", _scheme("awq"), ("g",)),
+    Entry("gptq", "4.15625 + 32/out", _KEPT, "GPTQModel qlinear", _scheme("gptq"), ("bit", "g")),
+    Entry("nvfp4", "4.5", _KEPT, "NVIDIA Model-Optimizer", _scheme("nvfp4")),
+    Entry("mxfp4", "4.25", f"{_KEPT}; gpt-oss: all but experts", f"{_CT} mxfp4, gpt-oss", _mxfp4),
+    Entry("nf4", "4.5", _KEPT, _BNB, _scheme("bnb4"), ("dq",)),
+    Entry("fp4", "4.5", _KEPT, _BNB, _scheme("bnb4", kind="fp4"), ("dq",)),
+    Entry("int8-bnb", "8 + 32/in", _KEPT, "bitsandbytes nn/modules.py", _scheme("bnb8")),
+    Entry("hqq", "4.5", _KEPT, "hqq core/quantize.py", _scheme("hqq"), ("bit", "g")),
+    Entry("int4-torchao", "4.25", _KEPT, "torchao int4_tensor.py", _scheme("torchao_int4"), ("g",)),
+    Entry("int8-torchao", "8 + 16/in", _KEPT, "torchao int8_tensor.py", _scheme("torchao_int8")),
+    Entry("exl3", "4 + 16/in + 16/out", "embedding, norms, router; head 6 bits", "exllamav3 exl3.py", _exl3, ("bits",)),
+    *(
+        Entry(mix.lower(), bits, "norms, router", "llama.cpp llama-quant.cpp", _gguf(mix), ("imatrix", "output"))
+        for mix, bits in (
+            ("F32", "32"), ("F16", "16"), ("BF16", "16"), ("Q8_0", "8.5"), ("Q6_K", "6.5625"),
+            ("Q5_K_M", "5.5 to 6.6"), ("Q5_K_S", "5.5"), ("Q5_1", "6"), ("Q5_0", "5.5"),
+            ("Q4_K_M", "4.5 to 6.6"), ("Q4_K_S", "4.5 to 5.5"), ("Q4_1", "5"), ("Q4_0", "4.5"),
+            ("IQ4_NL", "4.5"), ("IQ4_XS", "4.25"), ("Q3_K_L", "3.4 to 5.5"), ("Q3_K_M", "3.4 to 5.5"),
+            ("Q3_K_S", "3.4375"), ("IQ3_M", "3.4 to 4.5"), ("IQ3_S", "3.4375"), ("IQ3_XS", "3.1 to 4.5"),
+            ("IQ3_XXS", "3.0625"), ("Q2_K", "2.625 to 4.5"), ("Q2_K_S", "2.625"), ("IQ2_M", "2.6 to 4.5"),
+            ("IQ2_S", "2.3 to 4.5"), ("IQ2_XS", "2.3 to 4.5"), ("IQ2_XXS", "2.1 to 4.5"), ("IQ1_M", "1.75 to 4.5"),
+            ("IQ1_S", "1.6 to 4.5"), ("TQ1_0", "1.6875"), ("TQ2_0", "2.0625"), ("Q2_0", "2.25"),
+            ("MXFP4_MOE", "4.25 experts, 8.5 others"),
+        )
+        if mix not in ("F32", "F16", "BF16")
+    ),
+    Entry("gguf-f32", "32", "-", "llama.cpp", _gguf("F32")),
+    Entry("gguf-f16", "16", "norms, router in fp32", "llama.cpp", _gguf("F16"), ("output",)),
+    Entry("gguf-bf16", "16", "norms, router in fp32", "llama.cpp", _gguf("BF16"), ("output",)),
+)  # fmt: skip
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 _SYNONYMS = {
-    "f32": "fp32", "float32": "fp32", "f16": "fp16", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
+    "f32": "fp32", "float32": "fp32", "float": "fp32",
+    "f16": "fp16", "float16": "fp16", "half": "fp16",
+    "bfloat16": "bf16",
+    "fp8-tensor": "fp8", "fp8_e4m3": "fp8", "float8": "fp8", "fp8-dynamic": "fp8-channel", "fp8_dynamic": "fp8-channel",
+    "fp8_channel": "fp8-channel", "fp8_block": "fp8-block", "fp8-static": "fp8-static",
+    "int8": "w8a8", "int8-w8a8": "w8a8", "int4-w4a16": "w4a16",
+    "awq-int4": "awq", "awq-4bit": "awq", "gptq-int4": "gptq", "gptq-int8": "gptq-8bit",
+    "fp4-nvidia": "nvfp4", "modelopt-fp4": "nvfp4",
+    "bnb-nf4": "nf4", "nf4-bnb": "nf4", "bnb-4bit": "nf4", "bnb-int8": "int8-bnb", "bnb-8bit": "int8-bnb",
+    "llm-int8": "int8-bnb", "llm.int8": "int8-bnb",
+    "torchao-int4": "int4-torchao", "torchao-int8": "int8-torchao",
+    "q4_k": "q4_k_m", "q5_k": "q5_k_m", "q3_k": "q3_k_m",
 }  # fmt: skip
 _made: dict[str, Format] = {}
 
 
 def names() -> list[str]:
-    """All names, in the order of the documentation."""
+    """All base names, in the order of the documentation."""
     return list(_BY_NAME)
 
 
-def describe() -> list[tuple[str, str, str, str]]:
-    """(name, bits a layer weight, what stays in 16 bits or more, source), one row a format."""
-    return [entry[:4] for entry in _ENTRIES]
+class Row(NamedTuple):
+    """A format in words: see `Entry`."""
+
+    name: str
+    bits: str
+    dense: str
+    source: str
+    options: str
+
+
+_OPTIONS = {
+    "g": "-gN: N weights a group",
+    "bit": "-Nbit: N bits",
+    "bits": "-N.0: N bits",
+    "static": "-static: scales for activations too",
+    "asym": "-asym: zero points",
+    "actorder": "-actorder: g_idx",
+    "dq": "-dq: double quantization",
+    "imatrix": "-imatrix: made with an importance matrix",
+    "output": "-output: a separate output.weight",
+}
+
+
+def describe() -> list[Row]:
+    """One row a format: name, bits a layer weight, what stays in 16 bits or more, source, options."""
+    return [Row(*entry[:4], "; ".join(_OPTIONS[option] for option in entry.options)) for entry in _ENTRIES]
 
 
 def get(name: str) -> Format:
     """The format of this name, in any case and common spelling; `UnknownFormat` says what is near."""
-    found = _made.get(name)
+    found = _made.get(name) if isinstance(name, str) else None
     if found is None:
-        plain = name.strip().lower()
-        plain = _SYNONYMS.get(plain, plain)
-        entry = _BY_NAME.get(plain)
-        if entry is None:
-            raise UnknownFormat(_unknown(name, plain))
-        found = _made[name] = _made.get(plain) or entry.make(plain)
-        _made[plain] = found
+        if not isinstance(name, str):
+            raise UnknownFormat(f"a format is named by a string, not {name!r}; known are {', '.join(_BY_NAME)}")
+        entry, options, plain = _read(name)
+        found = _made.get(plain) or entry.make(plain, options)
+        if len(_made) > 1_000:
+            _made.clear()
+        _made[name] = _made[plain] = found
     return found
+
+
+def _read(name: str) -> tuple[Entry, dict[str, Any], str]:
+    plain = name.strip().lower()
+    if len(plain) > 60:
+        raise UnknownFormat(_unknown(name[:57] + "...", plain[:60]))
+    candidates = [plain, plain.replace("_", "-"), plain.replace("-", "_")]
+    for spelled in candidates:
+        spelled = _SYNONYMS.get(spelled, spelled)
+        parts = spelled.split("-")
+        for count in range(len(parts), 0, -1):
+            base = "-".join(parts[:count])
+            base = _SYNONYMS.get(base, base)
+            entry = _BY_NAME.get(base)
+            if entry is None:
+                continue
+            options: dict[str, Any] = {}
+            words = []
+            for word in parts[count:]:
+                words.append(word)
+                _option(name, entry, word, options)
+            return entry, options, "-".join([base, *words])
+    raise UnknownFormat(_unknown(name, plain))
+
+
+def _option(name: str, entry: Entry, word: str, options: dict[str, Any]) -> None:
+    key: str | None = None
+    value: Any = True
+    if match := re.fullmatch(r"g([0-9]{1,6})", word):
+        if "g" in entry.options:
+            key, value = "group", int(match[1])
+    elif match := re.fullmatch(r"(?:int)?([0-9])(?:bit)?", word):
+        if "bit" in entry.options or "bits" in entry.options:
+            key, value = "bits", int(match[1])
+    elif match := re.fullmatch(r"([0-9])\.([0-9]{1,2})(?:bpw)?", word):
+        if "bits" in entry.options:
+            if int(match[2]):
+                raise FormatError(
+                    f"format {name!r}: {match[1]}.{match[2]} bits is an average; which matrix has how many is not "
+                    f"in the name: read the checkpoint, or name {entry.name}-{match[1]}.0 and -{int(match[1]) + 1}.0"
+                )
+            key, value = "bits", int(match[1])
+    elif word in entry.options:
+        key = {"asym": "asymmetric", "actorder": "g_idx", "dq": "double", "output": "separate_output"}.get(word, word)
+    if key is None or key in options:
+        allowed = "; ".join(_OPTIONS[option] for option in entry.options) or "no options"
+        raise UnknownFormat(
+            f"format {name!r}: option {word!r} is not known or given twice; {entry.name} takes {allowed}"
+        )
+    options[key] = value
 
 
 def _unknown(name: str, plain: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    return f"unknown format {name!r}{hint} Known are: {', '.join(_BY_NAME)}"
+    hint = f": did you mean {', '.join(near)}?" if near else "."
+    return f"unknown format {name!r}{hint} Known are {', '.join(_BY_NAME)}"

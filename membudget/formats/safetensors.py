@@ -16,84 +16,101 @@ class Scheme(NamedTuple):
     """How one matrix of (out, into) is stored.
 
     key: equal for equal schemes.  pieces(out, into): what lies in the file.
-    stacked: what joins a stacked expert tensor's name, which has no ``.weight``, and a suffix.
+    stacked: experts stay stacked in one tensor (``experts.down_proj_blocks``); otherwise every
+        expert's gate, up and down is a matrix of its own (``experts.0.down_proj.weight``).
     """
 
     key: Hashable
     pieces: Callable[[int, int], tuple[Piece, ...]]
-    stacked: str = "_"
+    stacked: bool = False
 
 
 #: Stored in fp32 whatever the model's dtype is.
 ALWAYS_FP32 = ("e_score_correction_bias",)
 #: Model types whose stacked experts are (into, out): they are multiplied from the left.
-INTO_FIRST = ("gpt_oss", "llama4_text", "llama4")
+INTO_FIRST = ("gpt_oss", "llama4_text", "llama4", "qwen3_vl_moe_text")
 
-Choose = Callable[["Tensor"], "Scheme | None"]
+Choose = Callable[["Tensor", "Model"], "Scheme | None"]
 
 
 class Safetensors(Format):
-    """choose(tensor) names the scheme of a tensor, or None: it is stored as it is, in `dense`."""
+    """choose(tensor, model) names the scheme of a tensor, or None: it is stored as it is, in `dense`."""
 
     def __init__(self, name: str, key: Hashable, choose: Choose | None, dense: str = "BF16") -> None:
-        self.name, self.key, self.dense = name, key, dense
+        self.name, self.key, self.dense = name, (key, dense), dense
         self._choose = choose
         self._made: dict[Hashable, Layout] = {}
 
-    def choose(self, tensor: Tensor) -> Scheme | None:
+    def choose(self, tensor: Tensor, model: Model) -> Scheme | None:
         """The scheme that this tensor is stored in, or None when it stays dense."""
-        return None if self._choose is None else self._choose(tensor)
+        return None if self._choose is None else self._choose(tensor, model)
 
     def layout(self, tensor: Tensor, model: Model) -> Layout:  # noqa: D102
-        scheme = None if self._choose is None else self._choose(tensor)
-        flip = scheme is not None and tensor.role == "mlp.experts" and model.model_type in INTO_FIRST
-        dense = self._dense(tensor) if scheme is None else ""
-        key = (scheme.key if scheme else dense, tensor.shape, flip)
+        scheme = None if self._choose is None else self._choose(tensor, model)
+        if scheme is None:
+            dtype = "F32" if tensor.name.endswith(ALWAYS_FP32) else self.dense
+            key: Hashable = (dtype, tensor.shape)
+        else:
+            experts = tensor.role == "mlp.experts" and not tensor.name.endswith(".weight")
+            key = (scheme.key, tensor.shape, experts and tensor.name[-12:], model.model_type in INTO_FIRST)
         made = self._made.get(key)
-        if made is None:
-            if len(self._made) > 10_000:  # shapes of models that nobody will plan again
-                self._made.clear()
-            if scheme is None:
-                made = layout((piece("weight", dense, *tensor.shape),))
-            else:
-                *stack, out, into = tensor.shape
-                times = 1
-                for extent in stack:
-                    times *= extent
-                try:
-                    made = layout(scheme.pieces(into, out) if flip else scheme.pieces(out, into), times)
-                except FormatError as error:
-                    raise FormatError(f"{self.name}: {tensor.name} {tensor.shape}: {error}") from None
-            self._made[key] = made
+        if made is not None:
+            return made
+        if len(self._made) > 10_000:  # shapes of models that nobody will plan again
+            self._made.clear()
+        if scheme is None:
+            made = layout((piece("weight", dtype, *tensor.shape),))
+        else:
+            stack, count, out, into = _matrices(tensor, model, scheme)
+            try:
+                made = layout(scheme.pieces(out, into), stack * count)
+            except FormatError as error:
+                raise FormatError(f"{self.name}: {tensor.name} {tensor.shape}: {error}") from None
+        self._made[key] = made
         return made
 
     def stored(self, tensor: Tensor, model: Model) -> list[Stored]:  # noqa: D102
-        made = self.layout(tensor, model)
-        scheme = self.choose(tensor)
+        pieces = self.layout(tensor, model).pieces
+        scheme = self.choose(tensor, model)
         if scheme is None:
-            only = made.pieces[0]
+            only = pieces[0]
             return [Stored(tensor.name, only.dtype, only.shape, only.nbytes, tensor.copies)]
         if tensor.name.endswith(".weight"):
-            stem, stack, copies = tensor.name[: -len("weight")], tensor.shape[:-2], tensor.copies
-        else:
-            # stacked experts are one tensor in the file
-            stem, copies = tensor.name + scheme.stacked, 1
-            stack = tensor.shape[:-2] if tensor.copies == 1 else (tensor.copies, *tensor.shape[:-2])
-        times = 1
-        for extent in stack:
-            times *= extent
+            stem = tensor.name.removesuffix("weight")
+            return [Stored(stem + item.suffix, item.dtype, item.shape, item.nbytes, tensor.copies) for item in pieces]
+        stack, count, *_ = _matrices(tensor, model, scheme)
+        copies = stack * tensor.copies
+        if scheme.stacked:  # one tensor in the file
+            return [
+                Stored(f"{tensor.name}_{item.suffix}", item.dtype, (copies, *item.shape), item.nbytes * copies)
+                for item in pieces
+            ]
+        head, _, last = tensor.name.rpartition(".")
         return [
-            Stored(stem + item.suffix, item.dtype, (*stack, *item.shape), item.nbytes * times, copies)
-            for item in made.pieces
+            Stored(f"{head}.*.{part}.{item.suffix}", item.dtype, item.shape, item.nbytes, copies)
+            for part in (("gate_proj", "up_proj") if count == 2 else (last,))
+            for item in pieces
         ]
 
-    def _dense(self, tensor: Tensor) -> str:
-        return "F32" if tensor.name.endswith(ALWAYS_FP32) else self.dense
+
+def _matrices(tensor: Tensor, model: Model, scheme: Scheme) -> tuple[int, int, int, int]:
+    """(matrices stacked in one copy, matrices beside each other in each of them, out, into)."""
+    *stacked, out, into = tensor.shape
+    stack = 1
+    for extent in stacked:
+        stack *= extent
+    if tensor.name.endswith(".weight"):
+        return stack, 1, out, into
+    if model.model_type in INTO_FIRST:
+        out, into = into, out
+    if tensor.name.endswith("gate_up_proj") and not scheme.stacked and out % 2 == 0:
+        return stack, 2, out // 2, into
+    return stack, 1, out, into
 
 
 def by_default(scheme: Scheme) -> Choose:
     """The scheme for every matrix of a layer, nothing else."""
-    return lambda tensor: scheme if is_layer_matrix(tensor) else None
+    return lambda tensor, model: scheme if is_layer_matrix(tensor) else None
 
 
 def divide(size: int, by: int, what: str) -> int:
