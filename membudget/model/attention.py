@@ -28,7 +28,7 @@ def gqa(
     kv_heads: Size | None = None,
     dim: Size | None = None,
     v_dim: Size | None = None,
-    out: Size = "hidden_size",
+    out_in: Size | None = None,
     window: str = "sliding_window",
     owns_kv: Flag = True,
     owns_v: Flag = True,
@@ -44,7 +44,7 @@ def gqa(
     fused: name of one projection for q, k and v.  transposed: GPT-2's Conv1D, weights
         are (in, out).  sinks: name of one learned scalar a head.
     gate: name of an output gate of gate_size; gate_in_q: q_proj makes it, twice as wide.
-    heads, kv_heads, dim, v_dim: where they are not what the config's usual keys say.
+    heads, kv_heads, dim, v_dim, out_in: where they are not what the config's usual keys say.
     owns_kv: false on layers that read another layer's keys and values.
     owns_v: false where values are the keys.
     window: the key that says how many tokens a sliding layer sees.
@@ -62,16 +62,16 @@ def gqa(
         n, k, d, dv = sizes(layer)
         hidden, b = c.integer("hidden_size"), flag(layer, bias)
         outer = b if out_bias is None else flag(layer, out_bias)
-        q, o = n * d * (2 if gate_in_q else 1), size(layer, out)
+        q, o = n * d * (2 if gate_in_q else 1), n * dv if out_in is None else size(layer, out_in)
         own = owns_kv is True or flag(layer, owns_kv)
         if transposed:
             assert fused is not None
             yield Tensor(f"{at}{fused}.weight", (hidden, q + k * (d + dv)), "attn")
             if b:
                 yield Tensor(f"{at}{fused}.bias", (q + k * (d + dv),), "attn")
-            yield Tensor(f"{at}{names[3]}.weight", (n * dv, o), "attn")
+            yield Tensor(f"{at}{names[3]}.weight", (o, hidden), "attn")
             if outer:
-                yield Tensor(f"{at}{names[3]}.bias", (o,), "attn")
+                yield Tensor(f"{at}{names[3]}.bias", (hidden,), "attn")
         else:
             if fused:
                 yield from linear(at + fused, q + k * (d + dv), hidden, "attn", b)
@@ -81,7 +81,7 @@ def gqa(
                     yield from linear(at + names[1], k * d, hidden, "attn", b)
                     if owns_v is True or flag(layer, owns_v):
                         yield from linear(at + names[2], k * dv, hidden, "attn", b)
-            yield from linear(at + names[3], o, n * dv, "attn", outer)
+            yield from linear(at + names[3], hidden, o, "attn", outer)
         if qk_norm and flag(layer, norm_if):
             yield from _qk_norms(at, qk_norm, norm_names, n, k, d, own)
         if sinks:

@@ -56,6 +56,20 @@ def mlp(
     return Block(tensors)
 
 
+def half_gated(name: str, width: str) -> Block:
+    """Gated MLP whose gate and up share `width` (Moshi): fc1 (width, hidden), fc2 (hidden, width / 2)."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        hidden, both = c.integer("hidden_size"), c.integer(width)
+        if both % 2:
+            raise c.error(width, f"is {both}", "an even number: gate and up share it")
+        yield Tensor(at + "fc1.weight", (both, hidden), "mlp")
+        yield Tensor(at + "fc2.weight", (hidden, both // 2), "mlp")
+
+    return Block(tensors)
+
+
 def four_times(layer: Layer) -> int:
     """intermediate_size, or four times hidden_size where it is null (GPT-2's n_inner)."""
     c = layer.config
@@ -90,7 +104,7 @@ def moe(
     names: gate, up and down (three: gated), or up and down (two: plain).
     router_bias: name of a bias of the router that is a parameter.
     bias_buffer: name of one that is a buffer: in the checkpoint, not in the model.
-    extra_routes: routes beside the experts (LongCat's zero experts).
+    extra_routes: routes beside the experts (LongCat's zero experts, which have no down projection).
     shared: width of the always-active shared expert (0: none); shared_gate: name of its gate.
     latent: width the tokens are projected to before the experts (Nemotron's latent experts).
     stacked: (gate_up, down), the names of two tensors that hold all experts; stacked_bias: each
@@ -117,7 +131,7 @@ def moe(
                     yield Tensor(f"{at}{part}_bias", (rows,), "mlp.experts", count, active)
         else:
             for part in names[:-1]:
-                yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", count, active)
+                yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", routes, active)
             yield Tensor(f"{at}experts.*.{names[-1]}.weight", (into, inner), "mlp.experts", count, active)
         if low:
             b = flag(layer, latent_bias)

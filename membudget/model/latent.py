@@ -24,7 +24,7 @@ def mla(
     bias: on q_a, kv_a and the output.  indexer: on layers that pick their own keys.
     gate: name of a gate of one value a head, or ``gate:wide`` for one a channel.
     rope_norm: name of a norm over the rotary part of the key.
-    twin_q: q_b makes a second value-sized part a head (A.X-K2's gate).
+    twin_q: q_b reads two low ranks and makes a gate too, value-sized a head (A.X-K2).
     """
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
@@ -33,11 +33,11 @@ def mla(
         rank, rope = c.integer("kv_lora_rank"), c.integer("qk_rope_head_dim")
         nope, value = c.integer("qk_nope_head_dim"), c.integer("v_head_dim")
         b, wide = flag(layer, bias), nope + rope + (value if twin_q else 0)
-        q_rank = c.integer("q_lora_rank", 0)
+        q_rank = c.integer("q_lora_rank", 0, minimum=0)
         if q_rank:
             yield from linear(at + "q_a_proj", q_rank, hidden, "attn", b)
             yield from norm(at + "q_a_layernorm", q_rank)
-            yield from linear(at + "q_b_proj", heads * wide, q_rank, "attn")
+            yield from linear(at + "q_b_proj", heads * wide, q_rank * (2 if twin_q else 1), "attn")
         else:
             yield from linear(at + "q_proj", heads * wide, hidden, "attn")
         yield from linear(at + "kv_a_proj_with_mqa", rank + rope, hidden, "attn", b)

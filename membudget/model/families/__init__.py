@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from membudget.model.families import dense as _dense
 from membudget.model.families import experts as _experts
+from membudget.model.families import mla as _mla
 from membudget.model.families.base import FAMILIES, Family
 
 __all__ = ["FAMILIES", "Family"]
-_ = (_dense, _experts)
+_ = (_dense, _experts, _mla)

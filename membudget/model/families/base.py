@@ -58,7 +58,7 @@ class Family:
         self.final_bias = norm_bias if final_bias is None else final_bias
         self.embed_size, self.head_size, self.head_bias, self.tied = embed_size, head_size, head_bias, tied
         self.before, self.after, self.cache_list, self.mtp, self.derive = before, after, caches, mtp, derive
-        self._blocks = (*layer, _norms(norms, norm_bias))
+        self.blocks = (*layer, _norms(norms, norm_bias))
 
     def read(self, config: Config) -> Config:
         """The config with the values that this family derives from others."""
@@ -82,7 +82,7 @@ class Family:
         yield Tensor(f"{self.root}{self.embed}.weight", (rows, columns), "embed")
         yield from self.before.tensors(whole)
         for layer in self.layers(config):
-            for block in self._blocks:
+            for block in self.blocks:
                 yield from block.tensors(layer)
         if self.final:
             yield from norm(self.root + self.final, config.integer("hidden_size"), flag(whole, self.final_bias))

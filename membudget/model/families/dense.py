@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from membudget.model.attention import gqa, mha_dim
-from membudget.model.blocks import buffer, norms, project, together, weight, when
+from membudget.model.attention import gqa
+from membudget.model.blocks import buffer, norms, together, weight, when
 from membudget.model.families.base import PRE, SANDWICH, alternating, one_full_in, qwen_window, register, sliding_if_set
-from membudget.model.feedforward import glu, mlp
+from membudget.model.feedforward import glu, half_gated, mlp
 
 LLAMA = gqa(bias="attention_bias")
 QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
 POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-register("llama emu3 internlm3 iquestcoder granite", LLAMA, glu(bias="mlp_bias"))
+register("llama emu3_text_model internlm3 iquestcoder granite", LLAMA, glu(bias="mlp_bias"))
 register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
 register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=one_full_in(4))
 register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)
-register("helium", gqa(bias="attention_bias", out_bias=False), glu(bias="mlp_bias"))
+register("helium", gqa(bias="attention_bias", out_bias=False, out_in="hidden_size"), glu(bias="mlp_bias"))
 register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
 register("ernie4_5", gqa(bias="use_bias"), glu(bias="use_bias"))
 register("gemma", LLAMA, glu())
@@ -112,14 +112,14 @@ register(
 register(
     "diffllama",
     LLAMA,
-    *(weight(f"self_attn.lambda_{part}", mha_dim, role="attn") for part in ("q1", "k1", "q2", "k2")),
+    *(weight(f"self_attn.lambda_{part}", lambda layer: layer.config.head_dim, role="attn") for part in ("q1", "k1", "q2", "k2")),
     glu(),
 )
 register("granite_swa", gqa(bias="attention_bias", sinks="sinks"), glu(bias="mlp_bias"), kinds=sliding_if_set)
 register(
     "moshi",
     gqa(names=("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear")),
-    mlp(bias=False, names=("fc1", "fc2")),
+    half_gated("mlp.", "ffn_dim"),
     tied=False,
     kinds=sliding_if_set,
     embed_size=(lambda layer: layer.config.integer("vocab_size") + 1, "hidden_size"),
@@ -130,8 +130,7 @@ register(
     "apertus apertus1p5_text",
     QK_HEAD,
     *APERTUS,
-    buffer("mlp.act_fn.beta", 1, role="mlp"),
-    buffer("mlp.act_fn.eps", 1, role="mlp"),
+    buffer("mlp.act_fn.beta", role="mlp"),
+    buffer("mlp.act_fn.eps", role="mlp"),
     norms=("attention_layernorm", "feedforward_layernorm"),
 )
-_ = project

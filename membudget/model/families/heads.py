@@ -1,0 +1,46 @@
+"""Multi-token-prediction heads: stored in published checkpoints, not part of the served model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from membudget.model.blocks import linear, norm
+from membudget.model.config import Config
+from membudget.model.tensors import Tensor
+
+if TYPE_CHECKING:
+    from membudget.model.families.base import Family
+
+
+def mtp_layers(
+    count: str = "num_nextn_predict_layers", own_embeddings: bool = False
+) -> Callable[[Family, Config], Iterable[Tensor]]:
+    """`count` heads behind the last layer, named as further layers (DeepSeek-V3, GLM).
+
+    A head is one more decoder layer of the last layer's kind, a projection of two hidden
+    states to one (2 H x H) and three norms: decoder layer + 2 H^2 + 3 H.
+    own_embeddings: each stores its own copy of the embedding and the head.
+    """
+
+    def tensors(family: Family, config: Config) -> Iterator[Tensor]:
+        number = config.size(count)
+        if not number:
+            return
+        hidden, last = config.integer("hidden_size"), family.layers(config)[-1]
+        for index in range(config.layers, config.layers + min(number, 64)):
+            layer = last.at(f"{family.root}{family.layers_name}.{index}.")
+            found: list[Tensor] = []
+            for block in family.blocks:
+                found.extend(block.tensors(layer))
+            found.extend(linear(layer.prefix + "eh_proj", hidden, 2 * hidden, "mtp"))
+            for name in ("enorm", "hnorm", "shared_head.norm"):
+                found.extend(norm(layer.prefix + name, hidden))
+            if own_embeddings:
+                vocab = config.integer("vocab_size")
+                for name in ("embed_tokens", "shared_head.head"):
+                    found.append(Tensor(f"{layer.prefix}{name}.weight", (vocab, hidden), "mtp"))
+            for tensor in found:
+                yield tensor._replace(role="mtp", part="checkpoint")
+
+    return tensors

@@ -1,0 +1,195 @@
+"""Decoders with latent attention (MLA): DeepSeek-V2/V3/V3.2, GLM-5, Kimi-K2, MiniCPM3 and kin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
+from membudget.model.caches import CacheSpec
+from membudget.model.config import Config
+from membudget.model.families.base import PRE, first_dense, full, register
+from membudget.model.families.heads import mtp_layers
+from membudget.model.feedforward import glu, moe, times
+from membudget.model.latent import mla, own_indexer
+from membudget.model.tensors import Tensor
+
+MLA = mla(bias="attention_bias")
+SCORE = "gate.e_score_correction_bias"
+SHARED = moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buffer=SCORE)
+
+register("minicpm3 youtu", MLA, glu(bias="mlp_bias"))
+register(
+    "deepseek_v2",
+    MLA,
+    dense_or(
+        moe(shared=times("moe_intermediate_size", "n_shared_experts"), shared_bias="mlp_bias"), glu(bias="mlp_bias")
+    ),
+    ffn=first_dense(),
+)
+register("deepseek_v3 kimi_k2 sarvam_mla", MLA, dense_or(SHARED, glu()), ffn=first_dense(), mtp=mtp_layers(own_embeddings=True))
+register("glm4_moe_lite", MLA, dense_or(SHARED, glu()), ffn=first_dense(default=1), mtp=mtp_layers())
+
+
+def _indexers(config: Config) -> dict[str, list[str]]:
+    """GLM-5: with index_topk_freq, only every so many layers pick keys; the others reuse them."""
+    freq = config.integer("index_topk_freq", 1)
+    offset = config.integer("index_skip_topk_offset", 2, minimum=0)
+    if config.get("indexer_types") is not None:
+        return {}
+    return {
+        "indexer_types": ["shared" if max(i - offset + 1, 0) % freq else "full" for i in range(config.layers)]
+    }
+
+
+register(
+    "deepseek_v32",
+    mla(bias="attention_bias", indexer=own_indexer),
+    dense_or(SHARED, glu()),
+    ffn=first_dense(default=1),
+    mtp=mtp_layers(own_embeddings=True),
+)
+register(
+    "glm_moe_dsa",
+    mla(bias="attention_bias", indexer=own_indexer),
+    dense_or(SHARED, glu()),
+    ffn=first_dense(default=3),
+    mtp=mtp_layers(),
+    derive=_indexers,
+)
+register(
+    "axk1",
+    MLA,
+    dense_or(together(SHARED, norms("post_mlp_layernorm")), glu()),
+    ffn=first_dense(default=1),
+)
+
+
+def _gated_norm(name: str, rank: bool = True) -> Block:
+    """A.X-K2: a norm with a low-rank gate."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        hidden = c.integer("hidden_size")
+        if not rank:
+            yield Tensor(f"{at}.weight", (hidden,), "norms")
+            return
+        low = c.integer("gated_norm_rank")
+        yield Tensor(f"{at}.norm.weight", (hidden,), "norms")
+        yield Tensor(f"{at}.W_down.weight", (low, hidden), "norms")
+        yield Tensor(f"{at}.W_up.weight", (hidden, low), "norms")
+
+    return Block(tensors)
+
+
+register(
+    "axk2",
+    mla(bias="attention_bias", indexer=True, twin_q=True),
+    _gated_norm("input_layernorm"),
+    dense_or(
+        together(SHARED, _gated_norm("post_attention_layernorm")),
+        together(glu(), _gated_norm("post_attention_layernorm", rank=False)),
+    ),
+    norms=(),
+    ffn=first_dense(default=1),
+)
+register(
+    "dots3_note_text dots3_note",
+    mla(
+        bias="attention_bias",
+        indexer=lambda layer: layer.kind == "indexed_attention",
+        gate="g_proj",
+        rope_norm="k_rope_only_layernorm",
+    ),
+    dense_or(
+        moe(shared=times("shared_experts_intermediate_size", "n_shared_experts"), bias_buffer=SCORE),
+        glu(),
+    ),
+    ffn=first_dense(default=1),
+)
+
+
+def _hyper(name: str) -> Block:
+    """Hyper-connections (HY-V4): how the hc_mult residual streams are mixed around a sub-layer."""
+
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + name
+        streams, hidden = c.integer("hc_mult"), c.integer("hidden_size")
+        yield Tensor(at + "hc_fn", (2 * streams, streams * hidden), "other")
+        yield Tensor(at + "hc_base", (2 * streams,), "other")
+        yield Tensor(at + "hc_scale", (2,), "other")
+
+    return Block(tensors)
+
+
+def _hyper_head(prefix: str) -> Block:
+    def tensors(layer: Layer) -> Iterator[Tensor]:
+        c, at = layer.config, layer.prefix + prefix
+        streams, hidden = c.integer("hc_mult"), c.integer("hidden_size")
+        yield Tensor(at + "fn", (streams, streams * hidden), "other")
+        yield Tensor(at + "base", (streams,), "other")
+        yield Tensor(at + "scale", (1,), "other")
+
+    return Block(tensors)
+
+
+LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
+register(
+    "hy_v4",
+    mla(bias="attention_bias", indexer=own_indexer, gate="linear_gate:wide"),
+    weight("self_attn.learnable_sink_param", "num_attention_heads", role="attn"),
+    dense_or(
+        moe(
+            bias_buffer=SCORE,
+            stacked=("experts.gate_up_proj", "experts.down_proj"),
+            shared=times("moe_intermediate_size", "n_shared_experts"),
+            shared_names=LINEAR_GATE,
+        ),
+        glu(names=LINEAR_GATE),
+    ),
+    _hyper("hc_pre.hc_attn_layer."),
+    _hyper("hc_pre.hc_mlp_layer."),
+    ffn=first_dense(default=1),
+    after=_hyper_head("hc_pre.hc_head.hc_head_"),
+)
+
+
+def _longcat(layer: Layer) -> Iterator[Tensor]:
+    """LongCat: two attentions and two dense MLPs a layer, one mixture of experts across."""
+    c, at = layer.config, layer.prefix
+    hidden, latent = c.integer("hidden_size"), mla(bias="attention_bias", name="")
+    dense = glu(width="ffn_hidden_size", name="")
+    for half in (0, 1):
+        yield from latent.tensors(layer.at(f"{at}self_attn.{half}."))
+        yield from dense.tensors(layer.at(f"{at}mlps.{half}."))
+        for name in PRE:
+            yield Tensor(f"{at}{name}.{half}.weight", (hidden,), "norms")
+
+
+def _longcat_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
+    cache = MLA.cache
+    assert cache is not None
+    for layer in layers:
+        for half in (0, 1):
+            yield cache(layer)._replace(layer=2 * layer.index + half)
+
+
+def _zero_experts(layer: Layer) -> int:
+    return layer.config.size("zero_expert_num")
+
+
+register(
+    "longcat_flash",
+    Block(_longcat, MLA.cache),
+    moe(
+        width="expert_ffn_hidden_size",
+        top_k="moe_topk",
+        router="router.classifier.weight",
+        bias_buffer="router.e_score_correction_bias",
+        extra_routes=_zero_experts,
+    ),
+    norms=(),
+    count=lambda config: config.integer("num_layers", maximum=10_000),
+    kinds=lambda config: ["full_attention"] * config.integer("num_layers", maximum=10_000),
+    caches=_longcat_caches,
+)
+_ = (full, when)
