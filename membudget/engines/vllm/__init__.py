@@ -1,0 +1,1 @@
+"""vLLM: its KV pool predicted, its logs read, an installed one asked."""

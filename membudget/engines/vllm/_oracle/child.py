@@ -1,0 +1,340 @@
+"""Asks the vLLM of this very Python how it would carve its KV pool; no GPU, no weights.
+
+    python child.py JOB.json ANSWER.json
+
+Runs in the asked vLLM's environment, imports nothing of membudget.  The job:
+
+    model          folder with a config.json
+    platform       cuda | cpu;  capability [9, 0], total_bytes, integrated: the CUDA device it is told
+    available      bytes for the pool, one number a pipeline stage or one for all
+    tp, pp         parallel sizes
+    engine         more vllm EngineArgs
+    kv_cache_dtypes, cases [{max_model_len, max_num_batched_tokens}]: every pair is asked
+
+The answer holds one entry a pair, and what is common to them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+import time
+import types
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_USE_V1", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import fake_cuda
+import torch
+
+
+def stub_cpu_ops() -> None:
+    """Wheels whose compiled part does not load beside this torch: ops are probed, never called."""
+    import torch._ops as ops
+
+    namespace: Any = ops._OpNamespace
+    original = namespace.__getattr__
+
+    class Op:
+        def __init__(self, name: str) -> None:
+            self.name, self.default, self.out = name, self, self
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if "support" in self.name:
+                return False
+            raise RuntimeError(f"custom op {self.name} was called while a model was built")
+
+    def getattr_(self: Any, name: str) -> Any:
+        try:
+            return original(self, name)
+        except AttributeError:
+            if name.startswith("__") or self.__dict__.get("name") not in (
+                "_C",
+                "_moe_C",
+                "_C_cache_ops",
+                "_C_utils",
+                "_C_cpu",
+            ):
+                raise
+            if sys._getframe(1).f_code.co_name == "<module>":
+                raise
+            return Op(name)
+
+    namespace.__getattr__ = getattr_
+
+
+class ToMeta(torch.overrides.TorchFunctionMode):
+    """Tensors asked for on ``cuda`` by name are made on the meta device."""
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and (isinstance(device, int) or str(device).startswith("cuda")):
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def engine_config(job: dict[str, Any], kv_cache_dtype: str, case: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments: dict[str, Any] = {
+        "model": job["model"],
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "enforce_eager": True,
+        "kv_cache_dtype": kv_cache_dtype,
+        "tensor_parallel_size": job.get("tp", 1),
+        "pipeline_parallel_size": job.get("pp", 1),
+        **case,
+        **job.get("engine", {}),
+    }
+    if job.get("tp", 1) * job.get("pp", 1) > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    extra: dict[str, Any] = {}
+    if "usage_context" in inspect.signature(EngineArgs.create_engine_config).parameters:
+        from vllm.usage.usage_lib import UsageContext
+
+        extra["usage_context"] = UsageContext.OPENAI_API_SERVER
+    return EngineArgs(**arguments).create_engine_config(**extra)
+
+
+def init_groups(job: dict[str, Any]) -> None:
+    """A process group of one that says it is rank 0 of a larger one: only sizes are read."""
+    import vllm.distributed.parallel_state as parallel
+
+    parallel.init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+    parallel.initialize_model_parallel(1, 1, backend="gloo")
+    group: Any = parallel.get_tp_group()
+    group.world_size, group.rank_in_group = job.get("tp", 1), 0
+
+
+def build(config: Any, job: dict[str, Any], stage: int) -> Any:
+    import vllm.distributed.parallel_state as parallel
+
+    pp: Any = parallel.get_pp_group()
+    pp.world_size, pp.rank_in_group = job.get("pp", 1), stage
+    if job.get("pp", 1) > 1:
+        pp.ranks, pp.rank = list(range(job["pp"])), stage
+    try:
+        from vllm.model_executor.model_loader.utils import initialize_model
+    except ImportError:
+        from vllm.model_executor.model_loader.loader import _initialize_model as initialize_model
+    try:
+        from vllm.utils.torch_utils import set_default_torch_dtype
+    except ImportError:
+        from vllm.model_executor.model_loader.utils import set_default_torch_dtype
+    with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"), ToMeta():
+        return initialize_model(config)
+
+
+class Attributes(types.SimpleNamespace):
+    """A runner of which only some attributes are read; the others are None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def layer_specs(config: Any) -> dict[str, Any]:
+    try:
+        from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+        return dict(get_kv_cache_spec(config))
+    except ImportError:
+        pass
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    model, cache = config.model_config, config.cache_config
+    runner = Attributes(
+        vllm_config=config,
+        model_config=model,
+        cache_config=cache,
+        compilation_config=config.compilation_config,
+        parallel_config=config.parallel_config,
+        scheduler_config=config.scheduler_config,
+        speculative_config=None,
+        shared_kv_cache_layers={},
+        kv_cache_dtype=model.dtype if cache.cache_dtype == "auto" else torch.uint8,
+        attention_chunk_size=getattr(model, "attention_chunk_size", None),
+        block_size=cache.block_size,
+    )
+    return dict(GPUModelRunner.get_kv_cache_spec(runner))
+
+
+def resolve_layout(config: Any, specs: list[dict[str, Any]]) -> str | None:
+    try:
+        from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
+
+        try:
+            from vllm.v1.worker.worker_base import get_current_attn_backends
+        except ImportError:
+            from vllm.v1.worker.utils import get_current_attn_backends
+    except ImportError:
+        return None
+    supported = [layout.name for layout in get_supported_kv_cache_layouts(get_current_attn_backends(config))]
+    arguments: list[Any] = [config, [supported] * len(specs)]
+    if "kv_cache_specs" in inspect.signature(resolve_kv_cache_layout).parameters:
+        arguments.append([spec for stage in specs for spec in stage.values()])
+    return str(resolve_kv_cache_layout(*arguments).name)
+
+
+_SPEC_FIELDS = (
+    "num_kv_heads",
+    "head_size",
+    "head_size_v",
+    "sliding_window",
+    "attention_chunk_size",
+    "page_size_padded",
+    "num_speculative_blocks",
+    "num_prefill_checkpoint_blocks",
+)
+
+
+def describe(spec: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {"type": type(spec).__name__, "block": spec.block_size, "page": spec.page_size_bytes}
+    for name in _SPEC_FIELDS:
+        value = getattr(spec, name, None)
+        if value not in (None, 0):
+            out[name] = int(value)
+    if hasattr(spec, "shapes"):
+        out["shapes"] = [list(shape) for shape in spec.shapes]
+        out["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in getattr(spec, "dtypes", None) or [spec.dtype]]
+    elif hasattr(spec, "dtype"):
+        out["dtype"] = str(spec.dtype).removeprefix("torch.")
+    return out
+
+
+def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dict[str, Any]:
+    """One case: groups, blocks, tokens, concurrency, or the refusal in vLLM's words."""
+    import copy
+
+    from vllm.v1.core import kv_cache_utils as utils
+
+    copies = [{name: copy.copy(spec) for name, spec in stage.items()} for stage in specs]
+    try:
+        if hasattr(utils, "get_kv_cache_configs"):
+            pools = utils.get_kv_cache_configs(config, copies, available)
+            pool = min(pools, key=lambda each: each.num_blocks)
+        else:
+            pool = utils.get_kv_cache_config(config, copies[0], available[0])
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    groups = []
+    for group in pool.kv_cache_groups:
+        spec = group.kv_cache_spec
+        groups.append(
+            {
+                "layers": len(group.layer_names),
+                "blocks": -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes),
+                **describe(spec),
+            }
+        )
+    out: dict[str, Any] = {"groups": groups, "num_blocks": pool.num_blocks}
+    if groups:
+        if hasattr(utils, "get_max_concurrency_for_kv_cache_config"):
+            out["concurrency"] = utils.get_max_concurrency_for_kv_cache_config(config, pool)
+        if hasattr(utils, "get_kv_cache_capacity"):
+            out["tokens"] = utils.get_kv_cache_capacity(config, pool)[0]
+        if hasattr(utils, "_pool_bytes_per_block"):
+            takes = len(inspect.signature(utils._pool_bytes_per_block).parameters)
+            arguments = [config, pool.kv_cache_groups][2 - takes :]
+            out["bytes_per_block"] = utils._pool_bytes_per_block(*arguments)
+    return out
+
+
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    started = time.time()
+    item = torch.Tensor.item
+    torch.Tensor.item = lambda self: 0.0 if self.is_meta else item(self)  # type: ignore[assignment, method-assign]
+    if job.get("platform") == "cuda":
+        fake_cuda.install(
+            tuple(job.get("capability", (9, 0))),
+            job.get("total_bytes", 80 << 30),
+            integrated=job.get("integrated", False),
+        )
+    else:
+        stub_cpu_ops()
+    import vllm
+    from vllm.platforms import current_platform
+
+    try:
+        from vllm.config import set_current_vllm_config
+    except ImportError:
+        from vllm.config.vllm import set_current_vllm_config
+
+    stages = job.get("pp", 1)
+    available = job["available"] if isinstance(job["available"], list) else [job["available"]] * stages
+    answer: dict[str, Any] = {"version": vllm.__version__, "rows": []}
+    ready = False
+    for dtype in job.get("kv_cache_dtypes", ["auto"]):
+        config: Any = None
+        for case in job["cases"]:
+            row: dict[str, Any] = {"kv_cache_dtype": dtype, **case}
+            answer["rows"].append(row)
+            try:
+                if config is None or job.get("rebuild"):
+                    config = engine_config(job, dtype, case)
+                    with set_current_vllm_config(config):
+                        if not ready:
+                            init_groups(job)
+                            ready = True
+                            if job.get("platform") == "cuda":
+                                fake_cuda.before_models()
+                        specs = []
+                        for stage in range(stages):
+                            config.compilation_config.static_forward_context.clear()
+                            model = build(config, job, stage)
+                            unique = {id(p): p for p in model.parameters()}.values()
+                            answer.setdefault("params", []).append(sum(p.numel() for p in unique))
+                            if callable(getattr(current_platform, "update_block_size_for_backend", None)):
+                                current_platform.update_block_size_for_backend(config)
+                            specs.append(layer_specs(config))
+                        answer["layout"] = resolve_layout(config, specs)
+                scheduler, cache = config.scheduler_config, config.cache_config
+                config.model_config.max_model_len = case.get("max_model_len", config.model_config.max_model_len)
+                if case.get("max_num_batched_tokens"):
+                    scheduler.max_num_batched_tokens = case["max_num_batched_tokens"]
+                with set_current_vllm_config(config):
+                    row.update(carve(config, specs, available))
+                row.update(
+                    max_model_len=config.model_config.max_model_len,
+                    max_num_batched_tokens=scheduler.max_num_batched_tokens,
+                    max_num_encoder_input_tokens=getattr(scheduler, "max_num_encoder_input_tokens", None),
+                    in_flight_tokens=getattr(config, "max_in_flight_tokens", scheduler.max_num_batched_tokens),
+                    prefix_caching=cache.enable_prefix_caching,
+                    block_size=cache.block_size,
+                    mamba_block_size=getattr(cache, "mamba_block_size", None),
+                    mamba_cache_mode=getattr(cache, "mamba_cache_mode", None),
+                    dtype=str(config.model_config.dtype).removeprefix("torch."),
+                )
+                layers: dict[str, int] = {}
+                for spec in (each for stage in specs for each in stage.values()):
+                    text = json.dumps(describe(spec), sort_keys=True)
+                    layers[text] = layers.get(text, 0) + 1
+                row["layers"] = [{"n": count, **json.loads(text)} for text, count in layers.items()]
+            except Exception as error:  # one case that vLLM refuses must not lose the others
+                import traceback
+
+                row["failed"] = f"{type(error).__name__}: {error}"
+                row["trace"] = traceback.format_exc(limit=-6)
+                config = None
+    answer["seconds"] = round(time.time() - started, 1)
+    return answer
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as file:
+        asked = json.load(file)
+    result = main(asked)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    sys.stdout.flush()
+    os._exit(0)  # leave no engine threads behind
