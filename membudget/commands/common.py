@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from membudget.units import UnitError, parse_count, parse_context
+from membudget.units import UnitError, parse_context, parse_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from membudget.commands.arguments import Arguments, Declares
+    from membudget.formats import Format
     from membudget.locate import Located
     from membudget.model import Model
 
@@ -23,11 +24,13 @@ class NotHere(Exception):
     exit_code = 3
 
 
-def model_argument(parser: Declares, more: str = "") -> None:
-    """The positional MODEL."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a hub id (Qwen/Qwen3-8B), a folder, a config.json, a .gguf or .safetensors file" + more
-    )
+def model_argument(parser: Declares, optional: bool = False) -> None:
+    """The positional MODEL, and how it is looked up."""
+    help_text = "a hub id (Qwen/Qwen3-8B), a folder, a config.json, a .gguf or .safetensors file"
+    if optional:
+        parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
+    else:
+        parser.add_argument("model", metavar="MODEL", help=help_text)
     parser.add_argument(
         "--as", dest="family", metavar="FAMILY", help="read the config as this model_type, for one that is built alike"
     )
@@ -51,7 +54,7 @@ def share(option: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 1:
-        raise InputError(f"{option}: {short_repr(text)} is refused; allowed is a number above 0 and at most 1, for example 0.9")
+        raise InputError(f"{option}: {short_repr(text)} is refused; allowed is a number above 0 and at most 1, as 0.9")
     return value
 
 
@@ -66,7 +69,7 @@ def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun
     if len(text) > 40:
         raise InputError(f"{option}: {short_repr(text)} is no number of {noun}")
     try:
-        value = parse(text)
+        value = -parse(text[1:]) if text.startswith("-") else parse(text)
     except UnitError as error:
         raise InputError(f"{option}: {error}") from None
     if not 1 <= value <= most:
@@ -90,3 +93,21 @@ def find_model(args: Arguments) -> tuple[Model, Located]:
         config = config.with_defaults({})
         config.model_type = args.family
     return build(config, found.repo or args.model), found
+
+
+def choose_format(name: str | None, model: Model, found: Located) -> Format:
+    """The format that was asked for, else the one that the config declares."""
+    from membudget import formats
+
+    return formats.of_config(model.config) if name is None else formats.get(name)
+
+
+def choose_cache(name: str, form: Format, model: Model) -> str:
+    """The KV cache dtype by its own name; ``auto`` is the dtype that the model runs in, as vLLM has it."""
+    from membudget.formats import kv
+
+    if name.strip().lower() != "auto":
+        return kv.get(name).name
+    if form.name in ("fp32", "fp16"):
+        return form.name
+    return "fp16" if model.config.dtype in ("float16", "half") else "bf16"

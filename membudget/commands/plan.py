@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 
-from membudget import formats
 from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, Budget, Engine
 from membudget.commands import Result
-from membudget.commands.common import InputError, context, count, find_model, model_argument, share
-from membudget.formats import kv
+from membudget.commands.common import choose_cache, choose_format, context, count, find_model, model_argument, share
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.report.plan import model_context, render
+from membudget.report.terminal import Terminal
 from membudget.units import both
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def options(parser: Declares) -> None:
     add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="as vLLM spells it: auto, fp8, ...; default: auto")
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", default="1", help="sequences at once, each at full context; default: 1")
-    add("--machine", metavar="NAME", action="append", help="may be repeated (`membudget machines`); default: a few known ones")
+    add("--machine", metavar="NAME", action="append", help="may be repeated (`membudget machines`); default: a few")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
     add("--engine", choices=ENGINES, default="vllm", help="default: vllm")
@@ -59,7 +59,7 @@ def run(args: Arguments) -> Result:
     machines = find_machines(args.machine, args.machines)
     model, found = find_model(args)
     notes: list[str] = []
-    form = choose_format(args.format, model, found, notes)
+    form = choose_format(args.format, model, found)
     cache = choose_cache(args.kv_cache_dtype, form, model)
     ctx = _context(ctx, model, notes)
     budgets = [
@@ -94,22 +94,6 @@ def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
     return list({machine.name: machine for machine in (machines.get(name, files) for name in names)}.values())
 
 
-def choose_format(name: str | None, model: Model, found: Located, notes: list[str]) -> formats.Format:
-    """The format that was asked for, else the one that the config declares."""
-    if name is not None:
-        return formats.get(name)
-    return formats.of_config(model.config)
-
-
-def choose_cache(name: str, form: formats.Format, model: Model) -> str:
-    """The KV cache dtype by its own name; ``auto`` is the dtype that the model runs in, as vLLM has it."""
-    if name.strip().lower() != "auto":
-        return kv.get(name).name
-    if form.name in ("fp32", "fp16"):
-        return form.name
-    return "fp16" if model.config.dtype in ("float16", "half") else "bf16"
-
-
 def _engine(args: Arguments) -> Engine:
     chunk, part = args.max_num_batched_tokens, args.gpu_memory_utilization
     return Engine(
@@ -121,17 +105,12 @@ def _engine(args: Arguments) -> Engine:
     )
 
 
-def model_context(model: Model) -> int | None:
-    """max_position_embeddings, None where the config has none."""
-    value = model.config.get("max_position_embeddings")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
 def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
     most = model_context(model)
     if ctx is None:
         ctx = min(DEFAULT_CTX, most or DEFAULT_CTX)
-        notes.append(f"{ctx:,} tokens of context, because --ctx is not given" + (f"; the model takes {most:,}" if most else ""))
+        takes = f"; the model takes {most:,}" if most else ""
+        notes.append(f"{ctx:,} tokens of context, because --ctx is not given{takes}")
     elif most is not None and ctx > most:
         notes.append(f"{ctx:,} tokens of context are more than the model's max_position_embeddings {most:,}")
     return ctx
@@ -153,17 +132,11 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
 def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:
     plans = [ledger.as_json() for ledger in ledgers]
     for plan in plans:
-        plan.update(source=found.source, notes=notes)
+        plan.update(source=found.source, model_max_ctx=model_context(ledgers[0].budget.model), notes=notes)
     if len(plans) == 1:
         return plans[0]
     return {"model": plans[0]["model"], "fits": code == 0, "plans": plans}
 
 
 def _text(ledgers: list[Ledger], notes: list[str], why: bool) -> str:
-    from membudget.report.plan import render
-    from membudget.report.terminal import Terminal
-
     return render(ledgers, notes, Terminal.of(), why)
-
-
-__all__ = ["InputError", "choose_format", "find_machines", "options", "run"]

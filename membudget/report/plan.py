@@ -6,6 +6,10 @@ from membudget.ledger import BUCKETS, Ledger
 from membudget.report.terminal import Terminal, plain
 from membudget.units import both, short
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.model import Model
+
 _NAME, _SIZE = 12, 11
 
 
@@ -31,7 +35,7 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
     engine = budget.engine
     cache = f"{budget.kv_cache_dtype} KV cache"
     run = [
-        f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens",
+        f"{_users(budget.users)} x {budget.ctx:,} tokens",
         f"{both(ledger.kv_per_token)} a token",
         f"{engine.name}, {engine.attention} attention",
     ]
@@ -49,9 +53,7 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
     verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
     lines = [
-        terminal.dot.join(
-            [terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}", verdict]
-        )
+        terminal.dot.join([terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}", verdict])
     ]
     cells = max(terminal.width - _NAME - 2 * _SIZE - 6, 10)
     scale, start = max(capacity, ledger.total), 0
@@ -67,7 +69,7 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     lines += terminal.wrap(ledger.verdict, "  ")
     lines += terminal.wrap(_most(ledger), "  ")
     step = ledger.step_seconds
-    if step:
+    if step and ledger.fits:
         users = ledger.budget.users
         all_users = f" ({users / step:,.1f} in all)" if users != 1 else ""
         lines += terminal.wrap(
@@ -92,10 +94,22 @@ def _end(ledger: Ledger, terminal: Terminal) -> str:
 def _most(ledger: Ledger) -> str:
     budget = ledger.budget
     users, ctx = ledger.max_users, ledger.max_ctx
-    at_ctx = f"{users:,} user{'s' if users != 1 else ''}" if users else "no user"
-    at_users = f"{ctx:,} tokens each" if ctx else "no context"
-    who = f"{budget.users:,} user{'s' if budget.users != 1 else ''}"
-    return f"at most {at_ctx} at {budget.ctx:,} tokens; at most {at_users} for {who}"
+    most_users = f"at most {_users(users)}" if users else "not even one user"
+    most_ctx = f"at most {ctx:,} tokens each" if ctx else "no context fits"
+    own = model_context(budget.model)
+    if own is not None and ctx > own:
+        most_ctx += f" (the model takes {own:,})"
+    return f"at {budget.ctx:,} tokens: {most_users}; for {_users(budget.users)}: {most_ctx}"
+
+
+def model_context(model: Model) -> int | None:
+    """max_position_embeddings, None where the config has none."""
+    value = model.config.get("max_position_embeddings")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _users(number: int) -> str:
+    return f"{number:,} user{'s' if number != 1 else ''}"
 
 
 def _time(seconds: float) -> str:

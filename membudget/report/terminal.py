@@ -105,10 +105,7 @@ def table(rows: Sequence[Sequence[str]], align: str = "", gap: str = "  ") -> li
     columns = max(len(row) for row in rows)
     widths = [max((len(row[c]) for row in rows if c < len(row)), default=0) for c in range(columns)]
     sides = align.ljust(columns, "<")
-    return [
-        gap.join(f"{cell:{sides[c]}{widths[c]}}" for c, cell in enumerate(row)).rstrip()
-        for row in rows
-    ]
+    return [gap.join(f"{cell:{sides[c]}{widths[c]}}" for c, cell in enumerate(row)).rstrip() for row in rows]
 
 
 def plain(name: str) -> str:

@@ -1,0 +1,125 @@
+"""How many devices so many users need: a lower bound in bytes, and which tensor-parallel sizes divide the model.
+
+Give a MODEL, or its size and cache shape: --params 70 --layers 80 --kv-heads 8 --head-dim 128.
+Exit code 0: the node holds it; 1: it is refused, with both figures.
+"""
+
+from __future__ import annotations
+
+from membudget import machines
+from membudget.commands import Result
+from membudget.commands.common import (
+    InputError,
+    choose_cache,
+    choose_format,
+    context,
+    count,
+    find_model,
+    model_argument,
+)
+from membudget.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.machines import Machine
+
+_MOST = 2**40
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget fleet`."""
+    add = parser.add_argument
+    model_argument(parser, optional=True)
+    add("--params", metavar="N", help="parameters in billions, 70 or 70.6, in place of a MODEL")
+    add("--layers", metavar="N", help="with --params: layers")
+    add("--kv-heads", metavar="N", help="with --params: KV heads")
+    add("--head-dim", metavar="N", default="128", help="with --params: default: 128")
+    add("--heads", metavar="N", help="with --params: attention heads, for the tensor-parallel check")
+    add("--format", metavar="NAME", help="weight format; default: the config's own, bf16 with --params")
+    add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="default: auto")
+    add("--ctx", "--seq-len", dest="ctx", metavar="N", default="8192", help="tokens a user; default: 8192")
+    add("--users", metavar="N", default="1", help="sequences at once, each at full context; default: 1")
+    add("--device", metavar="NAME", action="append", help=f"counted in; default: {', '.join(DEFAULT_DEVICES)}")
+    add("--node", metavar="NxNAME", help=f"held against; default: {DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}")
+    add("--tp", metavar="N", action="append", help="also look at this tensor-parallel size")
+    add("--machines", metavar="FILE", help="a YAML file with machines of your own")
+
+
+def run(args: Arguments) -> Result:
+    """Size."""
+    ctx, users = context("--ctx (seq_len)", args.ctx, _MOST), count("--users", args.users, _MOST)
+    files = (args.machines,) if args.machines else ()
+    devices = [machines.get(name, files) for name in args.device or DEFAULT_DEVICES]
+    node = _node(args.node, files)
+    sizes = [count("--tp", size, 4096) for size in args.tp or ()]
+    if (args.model is None) == (args.params is None):
+        raise InputError("give a MODEL or --params, and not both; see `membudget fleet --help`")
+    if args.params is None:
+        model, found = find_model(args)
+        form = choose_format(args.format, model, found)
+        dtype = choose_cache(args.kv_cache_dtype, form, model)
+        fleet = for_model(
+            model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
+        )
+        name, format_name = model.name, form.name
+    else:
+        format_name = args.format or "bf16"
+        dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+        fleet = _from_params(args, format_name, dtype, ctx, users, devices, node, sizes)
+        name = f"{args.params}B parameters"
+    document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **fleet.as_json()}
+    return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype))
+
+
+def _from_params(
+    args: Arguments,
+    form: str,
+    dtype: str,
+    ctx: int,
+    users: int,
+    devices: Sequence[Machine],
+    node: tuple[Machine, int],
+    sizes: Sequence[int],
+) -> Fleet:
+    missing = [name for name in ("layers", "kv_heads") if getattr(args, name) is None]
+    if missing:
+        shown = " and ".join("--" + name.replace("_", "-") for name in missing)
+        raise InputError(f"--params needs {shown} beside it, for the cache; or give a MODEL")
+    heads = None if args.heads is None else count("--heads", args.heads, 10**6)
+    return for_params(
+        args.params,
+        layers=count("--layers", args.layers, 10_000),
+        kv_heads=count("--kv-heads", args.kv_heads, 10**6),
+        head_dim=count("--head-dim", args.head_dim, 10**6),
+        heads=heads,
+        ctx=ctx,
+        users=users,
+        format=form,
+        kv_cache_dtype=dtype,
+        devices=devices,
+        node=node,
+        sizes=sizes,
+    )
+
+
+def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
+    if text is None:
+        return machines.get(DEFAULT_NODE[0], files), DEFAULT_NODE[1]
+    number, x, name = text.partition("x")
+    if not (x and number.strip().isdecimal()):
+        number, name = "1", text
+    return machines.get(name.strip(), files), count("--node", number.strip(), 10**6)
+
+
+def _text(fleet: Fleet, name: str, form: str, dtype: str) -> str:
+    from membudget.report.terminal import Terminal, plain
+
+    terminal = Terminal.of()
+    title = terminal.paint(plain(name) if " " not in name else name, "bold")
+    lines = [terminal.dot.join([title, f"{form} weights", f"{dtype} KV cache"])]
+    for line in fleet.lines():
+        lines += terminal.wrap(line) if "  " not in line else [line]
+    return "\n".join(lines)

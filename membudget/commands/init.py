@@ -1,0 +1,117 @@
+"""Write a first budget for a model and a machine, as a file to edit; an existing file is never touched."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from membudget import machines
+from membudget.budget import Budget
+from membudget.commands import Result
+from membudget.commands.common import (
+    InputError,
+    choose_cache,
+    choose_format,
+    context,
+    count,
+    find_model,
+    model_argument,
+)
+from membudget.commands.plan import DEFAULT_CTX
+from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.report.plan import model_context
+from membudget.units import exact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.locate import Located
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget init`."""
+    add = parser.add_argument
+    model_argument(parser)
+    add("--machine", metavar="NAME", default=machines.THIS_MACHINE, help=f"default: {machines.THIS_MACHINE}")
+    add("--format", metavar="NAME", help="weight format; default: the one its config declares")
+    add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="default: auto")
+    add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
+    add("--users", metavar="N", default="1", help="sequences at once; default: 1")
+    add("--to", metavar="DIR", default="budgets", help="the folder it goes to; default: budgets")
+    add("--machines", metavar="FILE", help="a YAML file with machines of your own")
+
+
+def run(args: Arguments) -> Result:
+    """Predict, then write."""
+    users = count("--users", args.users, MAX_USERS)
+    ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
+    machine = machines.get(args.machine, (args.machines,) if args.machines else ())
+    if args.family:
+        raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
+    model, found = find_model(args)
+    form = choose_format(args.format, model, found)
+    dtype = choose_cache(args.kv_cache_dtype, form, model)
+    ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
+    ledger = predict(Budget("init", model, form, dtype, ctx, users, machine))
+    path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(machine.name)}.yaml")
+    text = _yaml(ledger, _reference(args.model, found, args.to))
+    _write(path, text)
+    return Result(
+        0,
+        {"file": path, "fits": ledger.fits, "verdict": ledger.verdict},
+        lambda: f"wrote {path}\n{ledger.verdict}\nNext: membudget check {path}",
+    )
+
+
+def _yaml(ledger: Ledger, model: str) -> str:
+    from membudget.report.terminal import plain
+
+    budget = ledger.budget
+    machine = budget.machine
+    where = machine.title or machine.name
+    lines = [
+        f"# {plain(budget.model.name)} in {budget.format.name} on {where}. Written by `membudget init`; make it yours.",
+        f"model: {model}",
+        f"format: {budget.format.name}",
+        f"kv_cache_dtype: {budget.kv_cache_dtype}",
+        f"ctx: {budget.ctx}  # tokens a user; a list makes one budget of each",
+        f"users: {budget.users}",
+        f"machine: {machine.name}",
+        "",
+        "expect:  # predicted from config.json: hold it against a source of your own, and say which",
+        f"  fits: {'true' if ledger.fits else 'false'}",
+        f"  params: {budget.model.count.params:_}",
+        f"  kv_per_token: {exact(ledger.kv_per_token)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reference(name: str, found: Located, folder: str) -> str:
+    """How the budget names the model: by its id, or by a path that starts from the budget's folder."""
+    if found.repo is not None:
+        return _quoted(found.repo)
+    path = os.path.relpath(os.path.expanduser(name), folder).replace(os.sep, "/")
+    return _quoted(path if path.startswith(".") else f"./{path}")
+
+
+def _quoted(text: str) -> str:
+    """A YAML string: bare where no reader can take it for anything else."""
+    import json
+
+    return text if re.fullmatch(r"[A-Za-z./][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+", text) else json.dumps(text)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} is there already and stays as it is; delete it, or choose another --to") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _plain(name: str) -> str:
+    stem = os.path.basename(name.rstrip("/")).lower().removesuffix(".json").removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-.") or "model"

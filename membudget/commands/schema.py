@@ -1,0 +1,19 @@
+"""The JSON Schema of a budget file, for editors: `membudget schema > budget.schema.json`."""
+
+from __future__ import annotations
+
+from membudget.commands import Result
+from membudget.schema import json_schema, schema_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.commands.arguments import Arguments, Declares
+
+
+def options(parser: Declares) -> None:
+    """`membudget schema` takes nothing of its own."""
+
+
+def run(args: Arguments) -> Result:
+    """Print it; with and without --json the same document."""
+    return Result(0, json_schema(), lambda: schema_text().rstrip("\n"))
