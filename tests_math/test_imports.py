@@ -12,12 +12,12 @@ pytestmark = pytest.mark.math
 PACKAGE = Path(__file__).parents[1] / "membudget"
 #: Data moves left to right: a module imports only from its own tier or those before it.
 TIERS = (
-    ("units", "data", "yaml_strict", "tolerance"),
+    ("records", "units", "data", "yaml_strict", "tolerance"),
     ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
-    ("budget", "budget_file", "schema"),
-    ("ledger", "fleet"),
-    ("history", "report", "probe"),
+    ("budget", "budget_file", "fields", "schema"),
+    ("ledger", "fleet", "judge"),
+    ("history", "report", "probe", "available"),
     ("cli", "plugin", "commands"),
 )
 TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}
