@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from membudget.model.blocks import linear, norm
+from membudget.model.blocks import Layer, linear, norm
 from membudget.model.config import Config
 from membudget.model.tensors import Tensor
 
@@ -42,5 +42,27 @@ def mtp_layers(
                     found.append(Tensor(f"{layer.prefix}{name}.weight", (vocab, hidden), "mtp"))
             for tensor in found:
                 yield tensor._replace(role="mtp", part="checkpoint")
+
+    return tensors
+
+
+def mtp_block(count: str = "mtp_num_hidden_layers") -> Callable[[Family, Config], Iterable[Tensor]]:
+    """Qwen3-Next's and Qwen3.5's heads: layers of full attention under ``mtp.``, norms shared by all."""
+
+    def tensors(family: Family, config: Config) -> Iterator[Tensor]:
+        number = config.size(count)
+        if not number:
+            return
+        hidden = config.integer("hidden_size")
+        found = list(linear("mtp.fc", hidden, 2 * hidden, "mtp"))
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            found.extend(norm(f"mtp.{name}", hidden))
+        last = family.layers(config)[-1]
+        for index in range(min(number, 64)):
+            layer = Layer(last.config, last.index, "full_attention", f"mtp.layers.{index}.", last.ffn)
+            for block in family.blocks:
+                found.extend(block.tensors(layer))
+        for tensor in found:
+            yield tensor._replace(role="mtp", part="checkpoint")
 
     return tensors

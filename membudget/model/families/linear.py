@@ -1,0 +1,174 @@
+"""Hybrids of attention and linear attention: Qwen3-Next/3.5, Kimi-Linear, LFM2, MiniMax, OLMo-hybrid, Lara."""
+
+from __future__ import annotations
+
+from membudget.model.attention import gqa
+from membudget.model.blocks import by_kind, dense_or, norms, when
+from membudget.model.config import Config
+from membudget.model.families.base import first_dense, one_full_linear, register, sparse_step
+from membudget.model.families.experts import QWEN_SHARED, STACKED, mixtral
+from membudget.model.families.heads import mtp_block
+from membudget.model.feedforward import glu, moe, times
+from membudget.model.latent import mla
+from membudget.model.state import delta_net, kda, lightning, short_conv
+
+GATED = gqa(bias="attention_bias", qk_norm="head", gate_in_q=True)
+NEXT = by_kind({"linear_attention": delta_net("qkvz_ba"), "full_attention": GATED})
+QWEN35 = by_kind({"linear_attention": delta_net("qkv_z_b_a"), "full_attention": GATED})
+
+register(
+    "qwen3_next",
+    NEXT,
+    dense_or(QWEN_SHARED, glu()),
+    kinds=one_full_linear(),
+    ffn=sparse_step,
+    mtp=mtp_block(),
+)
+register("qwen3_5_text qwen3_5", QWEN35, glu(), kinds=one_full_linear(), mtp=mtp_block())
+register("qwen3_5_moe_text qwen3_5_moe", QWEN35, QWEN_SHARED, kinds=one_full_linear(), mtp=mtp_block())
+register(
+    "lara_mini",
+    by_kind(
+        {"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")
+    ),
+    moe(stacked=STACKED, shared="shared_expert_intermediate_size", shared_name="shared_expert."),
+    kinds=one_full_linear(),
+)
+register(
+    "olmo_hybrid",
+    by_kind(
+        {"linear_attention": delta_net("split"), "full_attention": gqa(bias="attention_bias", qk_norm="full")},
+    ),
+    glu(),
+    when(
+        lambda layer: layer.kind == "linear_attention",
+        norms("attention_layer_norm", "feedforward_layer_norm"),
+        norms("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    norms=(),
+    kinds=one_full_linear(),
+)
+
+
+def _kimi_kinds(config: Config) -> list[str]:
+    """Kimi-Linear: linear_attn_config lists the layers of either kind, counted from 1."""
+    listed = config.section("linear_attn_config").integers("full_attn_layers")
+    if listed is None:
+        return one_full_linear()(config)
+    return ["full_attention" if i + 1 in listed else "linear_attention" for i in range(config.layers)]
+
+
+def _kimi(config: Config) -> dict[str, int]:
+    linear = config.section("linear_attn_config")
+    names = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim", "linear_conv_kernel_dim": "short_conv_kernel_size"}
+    return {key: linear.integer(name) for key, name in names.items() if linear.get(name) is not None}
+
+
+register(
+    "kimi_linear",
+    by_kind({"linear_attention": kda(low_rank=True), "full_attention": mla(bias="attention_bias")}),
+    dense_or(
+        moe(
+            names=("w1", "w3", "w2"),
+            top_k="num_experts_per_tok",
+            bias_buffer="gate.e_score_correction_bias",
+            shared=times("moe_intermediate_size", "num_shared_experts"),
+            shared_names=("gate_proj", "up_proj", "down_proj"),
+            name="block_sparse_moe.",
+        ),
+        glu(name="block_sparse_moe."),
+    ),
+    tied=False,
+    kinds=_kimi_kinds,
+    ffn=first_dense(default=1),
+    derive=_kimi,
+)
+
+
+def _bailing_kinds(config: Config) -> list[str]:
+    """Every layer_group_size-th layer is attention."""
+    group = config.integer("layer_group_size", 4)
+    return ["linear_attention" if (i + 1) % group else "full_attention" for i in range(config.layers)]
+
+
+register(
+    "bailing_hybrid",
+    by_kind(
+        {
+            "linear_attention": kda(low_rank=False, name="attention.", out="dense"),
+            "full_attention": mla(bias="attention_bias", name="attention.", out="dense", gate="g_proj"),
+        }
+    ),
+    dense_or(
+        moe(bias_buffer="gate.expert_bias", shared=times("moe_intermediate_size", "num_shared_experts")), glu()
+    ),
+    embed="word_embeddings",
+    tied=False,
+    kinds=_bailing_kinds,
+    ffn=first_dense(default=1),
+)
+
+
+def _lfm2_width(layer: object) -> int:
+    """LFM2: two thirds of intermediate_size, times a factor, rounded up to a multiple."""
+    c: Config = layer.config  # type: ignore[attr-defined]
+    width = c.integer("intermediate_size")
+    if not c.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(2 * width / 3)
+    width = int(c.factor("block_ffn_dim_multiplier", 1.0) * width)
+    multiple = c.integer("block_multiple_of", 256)
+    return -(-width // multiple) * multiple
+
+
+def _lfm2_kinds(config: Config) -> list[str]:
+    listed = config.integers("full_attn_idxs")
+    return ["full_attention" if listed is None or i in listed else "conv" for i in range(config.layers)]
+
+
+W132 = ("w1", "w3", "w2")
+LFM2_ATTENTION = gqa(
+    qk_norm="head",
+    norm_names=("q_layernorm", "k_layernorm"),
+    names=("q_proj", "k_proj", "v_proj", "out_proj"),
+)
+LFM2 = {"norms": ("operator_norm", "ffn_norm"), "final": "embedding_norm", "kinds": _lfm2_kinds}
+register(
+    "lfm2",
+    by_kind({"full_attention": LFM2_ATTENTION, "conv": short_conv()}),
+    glu(width=_lfm2_width, name="feed_forward.", names=W132),
+    **LFM2,
+)
+register(
+    "lfm2_moe",
+    by_kind({"full_attention": LFM2_ATTENTION, "conv": short_conv()}),
+    dense_or(
+        moe(names=W132, bias_buffer="expert_bias", name="feed_forward."), glu(name="feed_forward.", names=W132)
+    ),
+    ffn=first_dense("num_dense_layers"),
+    **LFM2,
+)
+register(
+    "lfm3",
+    by_kind(
+        {"conv": short_conv()},
+        gqa(bias="attention_bias", qk_norm="head"),
+    ),
+    glu(name="feed_forward.", names=W132),
+    **LFM2,
+)
+
+
+def _minimax_kinds(config: Config) -> list[str]:
+    """attn_type_list: 1 is attention, 0 lightning; else every other layer is."""
+    listed = config.integers("attn_type_list", config.layers)
+    picked = listed or [i % 2 for i in range(config.layers)]
+    return ["full_attention" if one else "linear_attention" for one in picked]
+
+
+register(
+    "minimax",
+    by_kind({"full_attention": gqa(), "linear_attention": lightning()}),
+    mixtral(),
+    kinds=_minimax_kinds,
+)
