@@ -1,0 +1,71 @@
+"""What this machine can run: for each test marker, what is missing, in words a person can act on.
+
+Nothing heavy is imported and no device is touched: torch is looked for, not loaded, and
+the driver is asked for names through nvidia-smi alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+#: Markers that need something, in the order in which they are checked.
+NEEDS = ("transformers", "cpu", "cuda", "spark")
+#: How the driver calls the GPU of a DGX Spark.
+SPARK_GPU = "GB10"
+_INSTALL = "pip install 'membudget[transformers]'"
+
+
+def missing(marker: str) -> str | None:
+    """Why tests with this marker cannot run here; None where they can."""
+    packages = [name for name in ("torch", "transformers") if not _installed(name)]
+    if marker == "spark" and not any(SPARK_GPU in gpu for gpu in gpus()):
+        return f"needs a DGX Spark (an NVIDIA GPU named {SPARK_GPU}); {_here()}"
+    if marker in ("cuda", "spark"):
+        if not gpus():
+            return f"needs an NVIDIA GPU; {_here()}"
+        if not packages and _torch_version().endswith("+cpu"):
+            return f"needs torch with CUDA; torch {_torch_version()} is installed, which has none"
+    if marker in NEEDS and packages:
+        return f"needs {' and '.join(packages)}, not installed here: {_INSTALL}"
+    return None
+
+
+@functools.cache
+def gpus() -> tuple[str, ...]:
+    """The names of this machine's NVIDIA GPUs, as the driver says; empty where there is no driver."""
+    import re
+    import shutil
+    import subprocess
+
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    try:
+        done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    if done.returncode != 0:
+        return ()
+    return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE))
+
+
+def _here() -> str:
+    found = gpus()
+    return f"this machine has {', '.join(found)}" if found else "this machine has no NVIDIA GPU (nvidia-smi lists none)"
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _torch_version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""

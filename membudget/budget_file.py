@@ -1,0 +1,337 @@
+"""budgets/*.yaml -> `Budget` records: every problem as file:line, lists expanded to a product.
+
+for file in load(["budgets/"]):
+    file.budgets        what could be read
+    file.problems       what could not; a file with problems has no budgets
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from membudget import formats, machines, yaml_strict
+from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine
+from membudget.fields import Reader
+from membudget.formats import Format, FormatError, kv
+from membudget.locate import locate
+from membudget.machines import Machine
+from membudget.model import ConfigError, Model, build
+from membudget.schema import read
+from membudget.yaml_strict import Problem
+
+SUFFIXES = (".yaml", ".yml")
+#: What lists may expand to in one file.
+MAX_BUDGETS = 4_096
+#: The fields that may be lists, in the order in which they join an id.
+VARYING = ("model", "format", "kv_cache_dtype", "ctx", "users", "machine")
+#: Where llama.cpp splits a prompt, unless told otherwise.
+_N_UBATCH = 512
+
+
+class BudgetFile(NamedTuple):
+    """One file as it was read.
+
+    path: as messages show it.  stem: the ids' first part, unique among the files loaded together.
+    """
+
+    path: str
+    stem: str
+    budgets: tuple[Budget, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def error(self) -> str:
+        """All problems, one a line; empty when the file is good."""
+        return "\n".join(map(str, self.problems))
+
+
+class NoBudgets(ValueError):
+    """A path that is no budget file and no folder of them."""
+
+
+class Sources:
+    """Where names in budgets are looked up; models and machines are read once.
+
+    machine_files: users' own machine tables.  models: a folder of checkpoints, for ids that ship no config.
+    """
+
+    def __init__(self, machine_files: Sequence[str] = (), models: str | None = None) -> None:
+        self.machine_files, self.models_folder = tuple(machine_files), models
+        self._models: dict[str, tuple[Model, Format | str] | str] = {}
+        self._machines: dict[str, Machine | str] = {}
+
+    def model(self, name: str, folder: str) -> tuple[Model, Format | str]:
+        """The model, and the format that it declares (or why that is unknown); paths are relative to `folder`.
+
+        Raises `ValueError`.
+        """
+        place = os.path.normpath(os.path.join(folder, os.path.expanduser(name))) if _is_path(name) else name
+        found = self._models.get(place)
+        if found is None:
+            try:
+                found = self._find(place, name)
+            except (ValueError, OSError) as error:
+                found = str(error)
+            self._models[place] = found
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return found
+
+    def machine(self, name: str) -> Machine:
+        """The machine of that name.  Raises `ValueError`."""
+        found = self._machines.get(name)
+        if found is None:
+            try:
+                found = machines.get(name, self.machine_files)
+            except (ValueError, OSError) as error:
+                found = str(error)
+            self._machines[name] = found
+        if isinstance(found, str):
+            raise machines.UnknownMachine(found)
+        return found
+
+    def _find(self, place: str, name: str) -> tuple[Model, Format | str]:
+        own = None if _is_path(name) else self._in_models_folder(name)
+        located = locate(own or place)
+        if located.config is None:
+            raise ConfigError(f"{name}: only weights lie there, no config.json that says what they make up")
+        model = build(located.config, name)
+        try:
+            return model, formats.of_config(model.config)
+        except (ValueError, ImportError) as error:
+            return model, str(error)
+
+    def _in_models_folder(self, name: str) -> str | None:
+        if not self.models_folder:
+            return None
+        for spelling in (name, name.replace("/", "--"), name.rpartition("/")[2]):
+            place = os.path.join(self.models_folder, spelling)
+            if os.path.isfile(os.path.join(place, "config.json")):
+                return place
+        return None
+
+
+def load(
+    paths: Iterable[str | os.PathLike[str]], sources: Sources | None = None, root: str | None = None
+) -> list[BudgetFile]:
+    """Read budget files and folders of them, in the order given, each folder sorted.
+
+    root: what shown paths are relative to; the current folder if None.
+    Raises `NoBudgets` for a path that does not exist or has no budget in it.
+    """
+    sources = sources or Sources()
+    files = list(dict.fromkeys(_files(paths)))
+    stems = _stems(files)
+    return [load_file(file, sources, root, stem) for file, stem in zip(files, stems, strict=True)]
+
+
+def load_file(
+    file: str, sources: Sources | None = None, root: str | None = None, stem: str | None = None
+) -> BudgetFile:
+    """Read one file; whatever is wrong with it is in `problems`."""
+    shown = _shown(file, root)
+    stem = stem or _stem(file)
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read(yaml_strict.MAX_BYTES + 1)
+    except OSError as error:
+        return BudgetFile(shown, stem, (), (Problem(shown, 0, "", f"cannot be read: {error.strerror}"),))
+    budgets, problems = parse(data, shown, stem, os.path.dirname(os.path.abspath(file)), sources or Sources())
+    return BudgetFile(shown, stem, budgets, problems)
+
+
+def parse(
+    data: bytes, file: str, stem: str, folder: str, sources: Sources
+) -> tuple[tuple[Budget, ...], tuple[Problem, ...]]:
+    """The budgets of a document, or all that is wrong with it, by line.
+
+    folder: what relative paths to models start from.
+    """
+    node, problems = yaml_strict.parse(data, file)
+    reader = Reader(file)
+    reader.problems += problems
+    budgets: list[Budget] = []
+    if node is None:
+        if not problems:
+            reader.refuse(1, "", "the file is empty; a first budget: `membudget init`, or docs/budgets.md")
+    else:
+        values = read(node, reader)
+        if values is not None and not problems:
+            budgets = _resolve(values, reader, stem, folder, sources)
+    found = sorted(reader.problems, key=lambda problem: problem.line)
+    return (() if found else tuple(budgets)), tuple(found)
+
+
+def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sources: Sources) -> list[Budget]:
+    """Look names up and expand lists."""
+    where = reader.where
+
+    def look_up(field: str, find: Any) -> list[Any]:
+        found = []
+        for place, name in enumerate(values.get(field, ())):
+            path = f"{field}[{place}]" if f"{field}[{place}]" in where else field
+            try:
+                found.append(find(name))
+            except ValueError as error:
+                reader.refuse(where[path], path, str(error))
+        return found
+
+    models = look_up("model", lambda name: sources.model(name, folder))
+    kinds = look_up("format", formats.get)
+    dtypes = look_up("kv_cache_dtype", _kv_dtype)
+    boxes = look_up("machine", lambda name: _machine(name, sources))
+    if "format" not in values:
+        for _, declared in models:
+            if isinstance(declared, str):
+                text = f"it is missing, and the config does not say: {declared}; allowed: {', '.join(formats.names())}"
+                reader.refuse(where["model"], "format", text)
+    if reader.problems:
+        return []
+    axes: dict[str, list[Any]] = {
+        "model": models,
+        "format": kinds or [None],
+        "kv_cache_dtype": dtypes or ["auto"],
+        "ctx": list(values["ctx"]),
+        "users": list(values["users"]),
+        "machine": boxes,
+    }
+    number = 1
+    for axis in axes.values():
+        number *= len(axis)
+    if number > MAX_BUDGETS:
+        reader.refuse(1, "", f"its lists expand to {number:,} budgets; at most {MAX_BUDGETS:,} are read")
+        return []
+    vary = [field for field in VARYING if len(axes[field]) > 1]
+    common = _common(values, reader.file, where)
+    budgets: dict[str, Budget] = {}
+    for (model, declared), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
+        named = {
+            "model": model.name.rstrip("/").rpartition("/")[2],
+            "format": kind.name if kind else "",
+            "kv_cache_dtype": f"kv-{dtype}",
+            "ctx": f"{ctx // 1024}Ki" if ctx % 1024 == 0 else f"{ctx}",
+            "users": f"{users}user{'s' if users != 1 else ''}",
+            "machine": machine.name,
+        }
+        name = _unique("-".join([stem, *(_plain(named[field]) for field in vary)]), budgets)
+        kv_dtype = _own_dtype(model) if dtype == "auto" and "auto" not in kv.names() else dtype
+        budgets[name] = Budget(name, model, kind or declared, kv_dtype, ctx, users, machine, **common)
+    return list(budgets.values())
+
+
+def _common(values: dict[str, Any], file: str, where: dict[str, int]) -> dict[str, Any]:
+    """What all budgets of a file share."""
+    return {
+        "engine": _engine(values.get("engine", {})),
+        "overhead": values.get("overhead", DEFAULT_OVERHEAD),
+        "os_reserve": values.get("os_reserve"),
+        "convention": values.get("capacity", "reported"),
+        "expect": values.get("expect", {}),
+        "measure": values.get("measure", {}),
+        "breaks": values.get("break", ()),
+        "ceiling": values.get("ceiling"),
+        "file": file,
+        "line": where.get("model", 1),
+        "where": where,
+    }
+
+
+def _engine(given: dict[str, dict[str, Any]]) -> Engine:
+    if not given:
+        return Engine()
+    ((name, options),) = given.items()
+    options = dict(options)
+    known = {key: options.pop(key) for key in Engine._fields if key in options and key not in ("name", "options")}
+    if name == "llama_cpp":
+        known["max_num_batched_tokens"] = options.pop("n_ubatch", _N_UBATCH)
+    return Engine(name, **known, options=options)
+
+
+def _machine(name: str, sources: Sources) -> Machine:
+    many = re.fullmatch(r"\s*([0-9]+)\s*[xX*×]\s*(.+)", name)
+    if many:
+        raise ValueError(
+            f"{many[1]} machines of {many[2]!r}: a budget is about one device so far; write `machine: {many[2]}` "
+            f"for one device's part, or ask `membudget fleet` how many devices it takes"
+        )
+    return sources.machine(name)
+
+
+def _kv_dtype(name: str) -> str:
+    if name.strip().lower() == "auto":
+        return "auto"
+    return kv.get(name).name
+
+
+def _own_dtype(model: Model) -> str:
+    """What vLLM's `auto` is for a model without a declared KV scheme: its own dtype."""
+    try:
+        return kv.get((model.config.dtype or "bf16").removeprefix("torch.")).name
+    except FormatError:
+        return "bf16"
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("./", "../", "/", "~", ".\\", "..\\")) or name.endswith((".json", ".gguf", ".safetensors"))
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+    for given in paths:
+        path = os.fspath(given)
+        if os.path.isdir(path):
+            names = sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES) and not name.startswith("."))
+            if not names:
+                raise NoBudgets(
+                    f"{path}: no budget in it; a budget is a .yaml file, `membudget init` writes a first one"
+                )
+            yield from (os.path.join(path, name) for name in names)
+        elif os.path.exists(path):
+            if not path.endswith(SUFFIXES):
+                raise NoBudgets(f"{path}: a budget is a .yaml file, or pass a folder of them")
+            yield path
+        else:
+            raise NoBudgets(f"{path}: no such file or folder")
+
+
+def _stem(file: str) -> str:
+    return _plain(os.path.basename(file).rpartition(".")[0])
+
+
+def _stems(files: Sequence[str]) -> list[str]:
+    """The files' names without suffix; alike ones get as many of their folders as tell them apart."""
+    parts = [[_plain(part) for part in os.path.abspath(file).split(os.sep) if part] for file in files]
+    stems = [_stem(file) for file in files]
+    for depth in range(1, max(map(len, parts), default=0)):
+        alike = {stem for stem in stems if stems.count(stem) > 1}
+        if not alike:
+            break
+        for place, stem in enumerate(stems):
+            if stem in alike:
+                stems[place] = "/".join([*parts[place][-1 - depth : -1], _stem(files[place])])
+    found: dict[str, None] = {}
+    for stem in stems:
+        found[_unique(stem, found)] = None
+    return list(found)
+
+
+def _plain(text: str) -> str:
+    """Only what `-k` and a shell take as it is."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "budget"
+
+
+def _unique(name: str, taken: Container[str]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}-{n}" for n in itertools.count(2) if f"{name}-{n}" not in taken)
+
+
+def _shown(file: str, root: str | None) -> str:
+    try:
+        relative = os.path.relpath(file, root or os.getcwd())
+    except ValueError:  # another drive
+        return file
+    return (os.path.abspath(file) if relative.startswith("..") else relative).replace(os.sep, "/")

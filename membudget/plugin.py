@@ -1,0 +1,267 @@
+"""The pytest plugin: `budget` parametrizes any test, markers say what a test needs, a summary says what fits.
+
+It is loaded in every pytest run of an environment that has membudget, so it does and
+imports nothing until a test asks for `budget`.  What markers mean (`slow` is skipped, `cuda`
+needs a GPU) holds for tests that ask for `budget`, and for all tests of a project whose
+conftest.py names this plugin in `pytest_plugins`; nobody else's `slow` is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from membudget.budget import Budget
+    from membudget.budget_file import BudgetFile
+
+MARKERS = {
+    "math": "arithmetic on integers, needs nothing but Python",
+    "transformers": "against transformers on the meta device; needs torch and transformers",
+    "cpu": "hardware tests rehearsed with tiny models on the CPU; needs torch and transformers",
+    "cuda": "on an NVIDIA GPU; needs torch with CUDA",
+    "spark": "on a DGX Spark",
+    "slow": "takes minutes; runs only when -m asks for it or the test is named",
+}
+#: Name, what it takes, whether it may be given more than once, help.
+_OPTIONS = (
+    ("budgets", "PATH", True, "a budget file or a folder of them (repeatable; default: budgets/ in the rootdir)"),
+    ("machines", "FILE", True, "a YAML table of your own machines (repeatable)"),
+    ("models", "DIR", False, "where checkpoints lie, as DIR/org/name or DIR/name"),
+    ("vllm", "CMD", False, "how vLLM is started: a python that has it, a vllm command, a container command"),
+)
+#: The name under which a report carries a budget's figures, also between xdist's processes.
+_PROPERTY = "membudget"
+
+
+class Budgets:
+    """The budgets of a run, read when a test first asks for one."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.explicit = any(
+            "membudget.plugin" in _names(getattr(plugin, "pytest_plugins", ()))
+            for plugin in config.pluginmanager.get_plugins()
+        )
+        self._files: list[BudgetFile] | None = None
+        self._figures: dict[str, str] = {}
+
+    def option(self, name: str) -> Any:
+        """The value of an option of ours, None where another plugin has taken its name."""
+        return self.config.getoption(f"membudget_{name}", None)
+
+    @property
+    def paths(self) -> list[str]:
+        """Where budgets are read from; empty where there are none."""
+        given = self.option("budgets")
+        if given:
+            return [self._at(path) for path in given]
+        default = os.path.join(self.config.rootpath, "budgets")
+        return [default] if os.path.isdir(default) else []
+
+    @property
+    def files(self) -> list[BudgetFile]:
+        """Every budget file; `pytest.UsageError` for a path that has none."""
+        if self._files is None:
+            from membudget.budget_file import NoBudgets, Sources, load
+
+            models = self.option("models")
+            tables = [self._at(path) for path in self.option("machines") or ()]
+            try:
+                sources = Sources(tables, self._at(models) if models else None)
+                self._files = load(self.paths, sources, str(self.config.invocation_params.dir))
+            except NoBudgets as error:
+                raise pytest.UsageError(str(error)) from None
+        return self._files
+
+    def figures(self, budget: Budget) -> str:
+        """A budget's total, headroom and verdict as JSON; empty where nothing can be predicted."""
+        if budget.id not in self._figures:
+            from membudget.ledger import predict
+
+            try:
+                ledger = predict(budget)
+                found = {"budget": budget.id, "total": ledger.total, "headroom": ledger.headroom, "fits": ledger.fits}
+                self._figures[budget.id] = json.dumps(found)
+            except ValueError:
+                self._figures[budget.id] = ""
+        return self._figures[budget.id]
+
+    def rerun(self, budget: Budget, markers: list[str]) -> str:
+        """The command that runs this budget's tests again."""
+        words = ["pytest"]
+        if markers:
+            words += ["-m", markers[0]]
+        for name in ("budgets", "machines"):
+            for path in self.option(name) or ():
+                words += [f"--{name}", path]
+        return shlex.join([*words, "-k", budget.id])
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self.config.invocation_params.dir, os.path.expanduser(path))
+
+
+_BUDGETS = pytest.StashKey[Budgets]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options; one whose name another plugin has already taken is left to it."""
+    group = parser.getgroup("membudget", "memory budgets")
+    for name, metavar, many, text in _OPTIONS:
+        action, dest = "append" if many else "store", f"membudget_{name}"
+        try:
+            group.addoption(f"--{name}", dest=dest, action=action, metavar=metavar, help=text)
+        except (ValueError, argparse.ArgumentError):
+            continue
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers; refuse a path that is not there before anything is collected."""
+    for name, text in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    budgets = config.stash[_BUDGETS] = Budgets(config)
+    for name in ("budgets", "machines", "models"):
+        given = budgets.option(name) or ()
+        for path in [given] if isinstance(given, str) else given:
+            if not os.path.exists(budgets._at(path)):
+                raise pytest.UsageError(f"--{name} {path}: no such file or folder")
+    from membudget.report.summary import Summary
+
+    config.pluginmanager.register(Summary(config, _PROPERTY), "membudget-summary")
+
+
+@pytest.fixture(scope="session")
+def budget(request: pytest.FixtureRequest) -> Budget:
+    """One budget: a test that asks for it runs once for every budget."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def membudget_rerun(request: pytest.FixtureRequest, budget: Budget) -> str:
+    """The command that runs this test's budget again, for failure messages."""
+    markers = [name for name in MARKERS if name != "slow" and request.node.get_closest_marker(name)]
+    return request.config.stash[_BUDGETS].rerun(budget, markers)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for every budget, and one for every file that cannot be read."""
+    if "budget" not in metafunc.fixturenames or not _is_ours(metafunc):
+        return
+    budgets = metafunc.config.stash[_BUDGETS]
+    params: list[Any] = []
+    for file in budgets.files:
+        if file.problems:
+            params.append(pytest.param(file, id=file.stem))
+        params += [pytest.param(item, id=item.id) for item in file.budgets]
+    if not params:
+        reason = f"no budgets: {budgets.config.rootpath} has no budgets/ folder; pass --budgets PATH"
+        params.append(pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason)))
+    metafunc.parametrize("budget", params, indirect=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Before -k and -m: an item for each bad file.  After them: skips, with their reasons."""
+    for place, item in enumerate(items):
+        file = _param(item)
+        if getattr(file, "problems", ()):
+            items[place] = BadFile.of(item, file)
+    yield
+    seen: set[str] = set()
+    for item in list(items):
+        if isinstance(item, BadFile):
+            # Every test that asks for a budget would fail with the same text: once is enough.
+            if item.file.path in seen:
+                items.remove(item)
+            seen.add(item.file.path)
+        elif config.stash[_BUDGETS].explicit or _param(item) is not None:
+            reason = _reason(config, item)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the budget's figures with the report."""
+    report = yield
+    figures = ""
+    if report.when == "call" and isinstance(item, BadFile):
+        figures = json.dumps({"budget": item.file.stem})
+    elif report.when == "call" and hasattr(param := _param(item), "kv_cache_dtype"):
+        figures = item.config.stash[_BUDGETS].figures(param)
+    if figures:
+        report.user_properties.append((_PROPERTY, figures))
+    return report
+
+
+class BadFile(pytest.Item):
+    """Stands for a budget file that cannot be read, and fails with what is wrong with it."""
+
+    file: BudgetFile
+
+    @classmethod
+    def of(cls, item: pytest.Item, file: BudgetFile) -> BadFile:
+        """The same name, place and markers as the item it stands for."""
+        assert item.parent is not None
+        bad: BadFile = cls.from_parent(item.parent, name=item.name)
+        bad.file = file
+        bad.own_markers += [mark for mark in item.own_markers if mark.name in MARKERS]
+        bad.keywords.update({mark.name: mark for mark in bad.own_markers})
+        return bad
+
+    def runtest(self) -> None:
+        """Fail."""
+        pytest.fail(self.file.error, pytrace=False)
+
+    def reportinfo(self) -> tuple[str, int, str]:
+        """Where the first problem is."""
+        return self.file.path, self.file.problems[0].line - 1, self.name
+
+
+def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
+    from membudget.available import NEEDS, missing
+
+    for marker in NEEDS:
+        if item.get_closest_marker(marker):
+            reason = missing(marker)
+            if reason:
+                return reason
+    if item.get_closest_marker("slow") and not _asked_for(config, item):
+        return "slow: runs with `-m slow`, or when it is named"
+    machine = getattr(_param(item), "machine", None)
+    if machine is not None and item.get_closest_marker("spark") and machine.name != "dgx-spark":
+        return f"this budget is for {machine.name}, and this machine is a DGX Spark"
+    return None
+
+
+def _asked_for(config: pytest.Config, item: pytest.Item) -> bool:
+    words = (config.getoption("markexpr", "") or "").replace("(", " ").replace(")", " ").split()
+    if "slow" in words:
+        return True
+    return any("::" in argument and argument.rpartition("::")[2] in item.nodeid for argument in config.args)
+
+
+def _is_ours(metafunc: pytest.Metafunc) -> bool:
+    """Whether `budget` here is this plugin's fixture: not one of the project's own, and not yet parametrized."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "budget" in (names.replace(",", " ").split() if isinstance(names, str) else names):
+            return False
+    found = getattr(metafunc, "_arg2fixturedefs", {}).get("budget")
+    return not found or getattr(found[-1].func, "__module__", __name__) == __name__
+
+
+def _param(item: pytest.Item) -> Any:
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get("budget") if callspec is not None else None
+    return found if type(found).__module__.startswith("membudget.") else None
+
+
+def _names(plugins: Any) -> Any:
+    return (plugins,) if isinstance(plugins, str) else plugins
