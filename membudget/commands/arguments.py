@@ -156,7 +156,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         if not action.option_strings:
             shown = str(action.metavar or action.dest)
-            words.append({None: shown, "?": f"[{shown}]", "*": f"[{shown} ...]"}.get(action.nargs, shown))  # type: ignore[call-overload]
+            words.append(f"[{shown} ...]" if action.nargs == "*" else f"[{shown}]" if action.nargs == "?" else shown)
     return " ".join([*words, "[OPTIONS]"])
 
 

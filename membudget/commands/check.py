@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from membudget.budget_file import BudgetFile, Sources, load
 from membudget.commands import Result
-from membudget.ledger import Ledger, predict
-from membudget.report.expectations import Unmet, unmet
-from membudget.units import short
+from membudget.judge import Verdict, judge
+from membudget.report.terminal import Terminal
+from membudget.units import both, exact, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from membudget.budget import Budget
     from membudget.commands.arguments import Arguments, Declares
+    from membudget.judge import Finding
 
 
 def options(parser: Declares) -> None:
@@ -29,89 +29,97 @@ def options(parser: Declares) -> None:
 def run(args: Arguments) -> Result:
     """Check every budget of every file."""
     files = load(args.paths or ["budgets"], Sources(args.machines or (), args.models))
-    checked = [(file, [_Checked(budget) for budget in file.budgets]) for file in files]
-    every = [item for _, items in checked for item in items]
-    failed = sum(1 for item in every if item.problems)
+    judged = [(file, [judge(budget) for budget in file.budgets]) for file in files]
+    every = [verdict for _, verdicts in judged for verdict in verdicts]
+    failed = sum(1 for verdict in every if not verdict.passed)
     unread = sum(1 for file in files if file.problems)
     code = 2 if unread else 1 if failed else 0
     document = {
         "ok": code == 0,
-        "budgets": [item.as_json() for item in every],
-        "problems": [_problem(file, number) for file in files for number in range(len(file.problems))],
         "passed": len(every) - failed,
         "failed": failed,
         "files": len(files),
         "unreadable_files": unread,
+        "budgets": [_as_json(verdict) for verdict in every],
+        "problems": [
+            {"file": file.path, "line": problem.line, "message": str(problem)}
+            for file in files
+            for problem in file.problems
+        ],
     }
-    return Result(code, document, lambda: _text(checked, failed, unread))
+    return Result(code, document, lambda: _text(judged, failed, unread))
 
 
-class _Checked:
-    """One budget, predicted and held against its `expect`."""
-
-    __slots__ = ("budget", "ledger", "problems")
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.ledger: Ledger | None = None
-        try:
-            self.ledger = predict(budget)
-            self.problems = unmet(self.ledger)
-        except ValueError as error:
-            # a format that does not apply to this model, say: this budget's failure, not the run's end
-            self.problems = [Unmet("budget", "nothing", "a ledger", budget.line, str(error))]
-
-    def as_json(self) -> dict[str, Any]:
-        budget, ledger = self.budget, self.ledger
-        return {
-            "id": budget.id,
-            "file": budget.file,
-            "line": budget.line,
-            "ok": not self.problems,
-            "total": ledger.total if ledger else None,
-            "capacity": budget.capacity,
-            "headroom": ledger.headroom if ledger else None,
-            "fits": ledger.fits if ledger else None,
-            "verdict": ledger.verdict if ledger else None,
-            "problems": [problem._asdict() for problem in self.problems],
-        }
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    budget, ledger = verdict.budget, verdict.ledger
+    return {
+        "id": budget.id,
+        "file": budget.file,
+        "line": budget.line,
+        "ok": verdict.passed,
+        "total": ledger.total if ledger else None,
+        "capacity": budget.capacity,
+        "headroom": ledger.headroom if ledger else None,
+        "fits": ledger.fits if ledger else None,
+        "verdict": ledger.verdict if ledger else None,
+        "error": verdict.error or None,
+        "broken": [
+            {
+                "field": finding.field,
+                "predicted": finding.predicted,
+                "expected": finding.expected if isinstance(finding.expected, (bool, str)) else str(finding.expected),
+                "why": finding.why,
+                "line": finding.line,
+            }
+            for finding in verdict.broken
+        ],
+    }
 
 
-def _problem(file: BudgetFile, number: int) -> dict[str, Any]:
-    problem = file.problems[number]
-    return {"file": file.path, "line": problem.line, "message": str(problem)}
-
-
-def _text(checked: list[tuple[BudgetFile, list[_Checked]]], failed: int, unread: int) -> str:
-    from membudget.report.terminal import Terminal
-
+def _text(judged: list[tuple[BudgetFile, list[Verdict]]], failed: int, unread: int) -> str:
     terminal = Terminal.of()
-    names = [item.budget.id for _, items in checked for item in items]
+    names = [verdict.budget.id for _, verdicts in judged for verdict in verdicts]
     wide = min(max(map(len, names), default=0), 60)
     lines: list[str] = []
-    for file, items in checked:
+    for file, verdicts in judged:
         for problem in file.problems:
-            lines += terminal.wrap(str(problem), "", terminal.paint("ERROR", "bad") + "  ")
-        for item in items:
-            word = terminal.paint("FAIL ", "bad", "bold") if item.problems else terminal.paint("ok   ", "good")
-            lines.append(f"{word}  {item.budget.id:<{wide}}  {_told(item)}".rstrip())
-            for bad in item.problems:
-                lines += terminal.wrap(f"{bad} ({file.path}:{bad.line})", "       ")
-    text = f"{_plural(len(names), 'budget')} in {_plural(len(checked), 'file')}"
+            lines.append(f"{terminal.paint('ERROR', 'bad', 'bold')}  {problem}")
+        for verdict in verdicts:
+            word = terminal.paint("ok   ", "good") if verdict.passed else terminal.paint("FAIL ", "bad", "bold")
+            lines.append(f"{word}  {verdict.budget.id:<{wide}}  {_told(verdict)}".rstrip())
+            if verdict.error:
+                lines += terminal.wrap(f"{file.path}:{verdict.budget.line}: {verdict.error}", "       ")
+            for finding in verdict.broken:
+                lines += terminal.wrap(f"{file.path}:{finding.line}: {_broken(finding)}", "       ")
     parts = [f"{len(names) - failed:,} as expected"]
     if failed:
         parts.append(f"{failed:,} not")
     if unread:
         parts.append(f"{_plural(unread, 'file')} could not be read")
-    return "\n".join([*lines, f"{text}: {', '.join(parts)}"])
+    text = f"{_plural(len(names), 'budget')} in {_plural(len(judged), 'file')}: {', '.join(parts)}"
+    return "\n".join([*lines, text])
 
 
-def _told(item: _Checked) -> str:
-    if item.ledger is None:
+def _told(verdict: Verdict) -> str:
+    ledger = verdict.ledger
+    if ledger is None:
         return ""
-    left = item.ledger.headroom
+    left = ledger.headroom
     free = f"{short(left)} free" if left >= 0 else f"{short(-left)} over"
-    return f"{short(item.ledger.total)} of {short(item.ledger.capacity)}, {free}"
+    return f"{short(ledger.total)} of {short(ledger.capacity)}, {free}"
+
+
+def _broken(finding: Finding) -> str:
+    predicted, expected = finding.predicted, finding.expected
+    if isinstance(predicted, bool):
+        return f"{finding.field}: {str(predicted).lower()} predicted, {str(expected).lower()} expected: {finding.why}"
+    unit = getattr(expected, "unit", "")
+    if unit == "bytes":
+        # the same digits on both sides would say nothing
+        shown = exact(predicted) if predicted >= 0 and not exact(predicted).endswith(" B") else both(predicted)
+    else:
+        shown = f"{predicted:,}" if isinstance(predicted, int) else str(predicted)
+    return f"{finding.field}: {shown} predicted, {expected} expected: {finding.why}"
 
 
 def _plural(number: int, noun: str) -> str:

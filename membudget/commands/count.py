@@ -121,7 +121,7 @@ def _text_stack(model: Model, prefixes: list[str]) -> str | None:
     wanted = len(model.caches)
     alike = [prefix for prefix in prefixes if len(counts[prefix]) == wanted]
     named = [prefix for prefix in alike if not any(word in prefix for word in ("vision", "visual", "audio"))]
-    return (named or alike or [None])[0]
+    return next(iter(named or alike), None)
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:

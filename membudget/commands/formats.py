@@ -22,11 +22,9 @@ def options(parser: Declares) -> None:
 def run(args: Arguments) -> Result:
     """List."""
     rows = [tuple(row) for row in formats.describe()]
-    document = {
-        "formats": [dict(zip(_KEYS, row, strict=False)) for row in rows],
-        "kv_cache_dtypes": ["auto", *(name for name in kv.names() if name != "auto")],
-    }
-    return Result(0, document, lambda: _text(rows, document["kv_cache_dtypes"]))
+    dtypes = ["auto", *(name for name in kv.names() if name != "auto")]
+    document = {"formats": [dict(zip(_KEYS, row, strict=False)) for row in rows], "kv_cache_dtypes": dtypes}
+    return Result(0, document, lambda: _text(rows, dtypes))
 
 
 def _text(rows: Sequence[Sequence[str]], dtypes: Sequence[str]) -> str:
