@@ -26,10 +26,12 @@ _IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_m
 class Quantization:
     """A quantization_config, its values checked as they are read; errors name the file and the key."""
 
-    __slots__ = ("raw", "source", "where")
+    __slots__ = ("model_type", "raw", "source", "where")
 
-    def __init__(self, raw: Mapping[str, Any], source: str, where: str = "quantization_config") -> None:
-        self.raw, self.source, self.where = raw, source, where
+    def __init__(
+        self, raw: Mapping[str, Any], source: str, where: str = "quantization_config", model_type: str = ""
+    ) -> None:
+        self.raw, self.source, self.where, self.model_type = raw, source, where, model_type
 
     def error(self, key: str, what: str, allowed: str) -> FormatError:
         """A `FormatError` that says where, what and what is allowed."""
@@ -118,7 +120,9 @@ def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None
         inner = hf_quant_config.get("quantization")
         if not isinstance(inner, Mapping):
             raise FormatError("hf_quant_config.json: has no quantization; allowed is an object")
-        return Quantization({"quant_method": "modelopt", **inner}, "hf_quant_config.json", "quantization")
+        return Quantization(
+            {"quant_method": "modelopt", **inner}, "hf_quant_config.json", "quantization", config.model_type
+        )
     for place in (config.raw, config.text):
         for key in ("quantization_config", "compression_config"):
             value = place.get(key)
@@ -126,7 +130,7 @@ def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None
                 continue
             if not isinstance(value, Mapping):
                 raise FormatError(f"{config.source}: {key} is {value!r}; allowed is an object"[:200])
-            return Quantization(value, config.source, key)
+            return Quantization(value, config.source, key, config.model_type)
     return None
 
 
@@ -176,13 +180,25 @@ def _keep(choose: Callable[[Tensor], Scheme | None], skip: Matcher) -> Choose:
     return inner
 
 
-def _made(raw: Quantization, method: str, scheme: Scheme, dtype: str, also_head: bool = False) -> Format:
+def _is_mtp_matrix(tensor: Tensor) -> bool:
+    """A matrix of the layer that predicts further tokens: its attention and MLP, not its head or its router."""
+    name = tensor.name
+    if tensor.role != "mtp" or len(tensor.shape) != 2 or not name.endswith("_proj.weight"):
+        return False
+    return ".self_attn." in name or ".mlp." in name
+
+
+def _made(
+    raw: Quantization, method: str, scheme: Scheme, dtype: str, also_head: bool = False, mtp: bool = False
+) -> Format:
     ignored = raw.ignored()
 
     def choose(tensor: Tensor) -> Scheme | None:
-        return scheme if is_layer_matrix(tensor) or (also_head and tensor.role == "lm_head") else None
+        if is_layer_matrix(tensor) or (also_head and tensor.role == "lm_head") or (mtp and _is_mtp_matrix(tensor)):
+            return scheme
+        return None
 
-    key = ("declared", method, scheme.key, also_head, tuple(ignored))
+    key = ("declared", method, scheme.key, also_head, mtp, tuple(ignored))
     return Safetensors(method, key, _keep(choose, matcher(ignored, f"{raw.source}: {raw.where}")), dtype)
 
 
@@ -191,8 +207,9 @@ def _fp8(raw: Quantization, dtype: str) -> Format:
     if block is not None:
         if not isinstance(block, list) or len(block) != 2 or not all(type(item) is int and item > 0 for item in block):
             raise raw.error("weight_block_size", f"is {block!r}"[:80], "two whole numbers, for example [128, 128]")
-        scale = "F8_E8M0" if raw.text("scale_fmt") == "ue8m0" and raw.text("scale_dtype") else "F32"
-        return _made(raw, "fp8", schemes.fp8_block(block[0], block[1], scale), dtype)
+        # DeepSeek's files have fp32 scales and Qwen's bf16 ones; their configs do not say so
+        scale = "BF16" if raw.model_type.startswith("qwen") else "F32"
+        return _made(raw, "fp8", schemes.fp8_block(block[0], block[1], scale), dtype, mtp=True)
     static = raw.text("activation_scheme", "dynamic") == "static"
     return _made(raw, "fp8", schemes.fp8_tensor(static), dtype)
 

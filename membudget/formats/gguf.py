@@ -79,7 +79,7 @@ class Gguf(Format):
 
     def _make(self, model: Model) -> dict[str, tuple[Layout, list[_Entry]]]:
         names: dict[str, list[Named]] = {tensor.name: named(tensor, model) for tensor in model.tensors}
-        table = next((tensor for tensor in model.tensors if names[tensor.name][0].name == "token_embd.weight"), None)
+        table = next((t for t in model.tensors if any(n.name == "token_embd.weight" for n in names[t.name])), None)
         head = any(item.name == "output.weight" for items in names.values() for item in items)
         if self.separate_output and table is not None and not head:
             names[table.name] = [*names[table.name], Named("output.weight", table.shape)]
@@ -135,6 +135,8 @@ class _Chooser:
             dims -= 1
         if dims < 2 or not name.endswith(".weight"):
             return "F32"
+        if name.startswith("mmproj:"):
+            return "F16"  # the converter's default for a projector, whatever the text model's mix
         if any(part in name for part in _KEPT):
             return "F16" if any(part in name for part in _KEPT_IN_16) else "F32"
         if self.name in PLAIN:

@@ -152,7 +152,16 @@ _NORM_AFTER = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", 
 
 
 def named(tensor: Tensor, model: Model) -> list[Named]:
-    """The tensors of a GGUF file that this tensor of the model becomes; `FormatError` where no name is known."""
+    """The tensors of a GGUF file that this tensor of the model becomes; `FormatError` where no name is known.
+
+    Layers that predict further tokens are dropped.  Vision and audio towers go to a file of their
+    own (``mmproj``) under the names they have.
+    """
+    bucket = tensor.role.partition(".")[0]
+    if bucket == "mtp":
+        return []
+    if bucket in ("vision", "audio"):
+        return [Named("mmproj:" + name, shape) for name, shape in tensor.expand()]
     match = _LAYER.search(tensor.name)
     stem, kind = _kind(match[2] if match else tensor.name)
     stem = stem.replace(".*", "")

@@ -74,7 +74,10 @@ class Safetensors(Format):
         scheme = self.choose(tensor, model)
         if scheme is None:
             only = pieces[0]
-            return [Stored(tensor.name, only.dtype, only.shape, only.nbytes, tensor.copies)]
+            if tensor.copies == 1 or "*" in tensor.name:
+                return [Stored(tensor.name, only.dtype, only.shape, only.nbytes, tensor.copies)]
+            [(name, shape)] = tensor.expand()
+            return [Stored(name, only.dtype, shape, only.nbytes * tensor.copies)]
         if tensor.name.endswith(".weight"):
             stem = tensor.name.removesuffix("weight")
             return [Stored(stem + item.suffix, item.dtype, item.shape, item.nbytes, tensor.copies) for item in pieces]
