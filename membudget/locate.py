@@ -305,6 +305,9 @@ def _from_hub(name: str, looked: list[str]) -> Located:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise _not_found(name, looked, "not asked: pip install huggingface_hub", reachable=False) from None
+    failed = unreachable()
+    if failed:
+        raise _not_found(name, looked, failed, reachable=False)
     try:
         path = hf_hub_download(name, "config.json")
     except LocalEntryNotFoundError as error:
@@ -323,6 +326,27 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     source = f"{name} (hub)"
     folder = os.path.dirname(path)
     return Located(load(path, source), source, "hub", folder, name, _quant(folder))
+
+
+def unreachable() -> str | None:
+    """Why no connection to the hub can be made, in words; None if one can.
+
+    Asked first, because huggingface_hub retries for half a minute before it gives up.
+    """
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")):
+        return None  # the proxy knows
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), timeout=3).close()
+    except (OSError, ValueError) as error:
+        return f"could not be reached: {address.hostname}: {getattr(error, 'strerror', None) or error}"
+    return None
 
 
 def reason(error: BaseException) -> str:

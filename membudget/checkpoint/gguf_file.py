@@ -117,7 +117,7 @@ def parse_header(content: bytes | mmap.mmap, size: int, path: str, name: str) ->
         raise CheckpointError(path, None, f"general.alignment is {alignment!r}; it must be a power of two")
     infos = [_info(cursor) for _ in range(tensor_count)]
     start = -(-cursor.at // alignment) * alignment
-    return _place(infos, Header(version, metadata, alignment, start, start), path, name)
+    return _place(infos, Header(version, metadata, alignment, start, cursor.at), path, name)
 
 
 _Info = tuple[str, int, tuple[int, ...], str, int, int]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from membudget.checkpoint import gguf_file, safetensors_file
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
 from membudget.checkpoint.reading import _SPLIT, INDEX, join, join_splits, read_path
-from membudget.locate import cache_folder, is_model_id, is_offline, reason, shown, snapshot
+from membudget.locate import cache_folder, is_model_id, is_offline, reason, shown, snapshot, unreachable
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
 _WINDOW = 2 * 2**20
@@ -55,6 +55,9 @@ def read_repo(repo: str, *, revision: str | None = None, offline: bool | None = 
         import huggingface_hub
     except ImportError:
         raise CheckpointError(repo, None, f"{cached}; for the hub, pip install huggingface_hub") from None
+    failed = unreachable()
+    if failed:
+        raise CheckpointError(repo, None, f"{cached}; and the hub {failed}")
     try:
         return _read(huggingface_hub.HfApi(), repo, revision, file)
     except CheckpointError:
@@ -196,6 +199,9 @@ def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:
         import huggingface_hub
     except ImportError:
         raise CheckpointError("the hub", None, "pip install huggingface_hub, then fetch again") from None
+    failed = "is not asked: offline" if is_offline() else unreachable()
+    if failed:
+        raise CheckpointError("fetch", None, f"the hub {failed}")
     os.makedirs(dest, exist_ok=True)
     fetched = []
     for repo in repos:

@@ -24,6 +24,8 @@ from membudget.checkpoint.entries import (
 #: The library's own limit.
 MAX_HEADER = 100_000_000
 MAX_METADATA = 4 * 2**20
+#: Tensors of one file; sharded ones have about 1,000 a file.
+MAX_FILE_TENSORS = 100_000
 #: Larger than any real extent, small enough that products stay exact and cheap.
 MAX_EXTENT = 2**53
 
@@ -98,8 +100,8 @@ def parse_header(header: bytes, path: str, name: str) -> tuple[list[StoredTensor
         if key == "__metadata__":
             separator, at = _metadata(header, at, path, 8, metadata)
             continue
-        if len(entries) >= MAX_TENSORS:
-            raise CheckpointError(path, 8 + at, f"more than {MAX_TENSORS:,} tensors")
+        if len(entries) >= MAX_FILE_TENSORS:
+            raise CheckpointError(path, 8 + at, f"more than {MAX_FILE_TENSORS:,} tensors in one file")
         body = _BODY.match(header, at)
         if body is None:
             what = f"{_short(key)}: expected {{dtype, shape, data_offsets}}, found {_excerpt(header, at)}"
