@@ -42,9 +42,16 @@ def context(option: str, text: str, most: int) -> int:
     return _within(option, text, parse_context, most, "tokens")
 
 
-def count(option: str, text: str, most: int) -> int:
+def count(option: str, text: str, most: int, least: int = 1) -> int:
     """A count of users or devices."""
-    return _within(option, text, parse_count, most, option.lstrip("-"))
+    return _within(option, text, parse_count, most, option.lstrip("-"), least)
+
+
+def size(option: str, text: str) -> int:
+    """A size above 0: 60GiB, or a plain number of bytes."""
+    from membudget.units import parse_bytes
+
+    return _within(option, text, lambda word: int(word) if word.isdecimal() else parse_bytes(word), 2**63, "bytes")
 
 
 def share(option: str, text: str) -> float:
@@ -65,15 +72,15 @@ def short_repr(text: str) -> str:
     return shown(text)
 
 
-def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun: str) -> int:
+def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun: str, least: int = 1) -> int:
     if len(text) > 40:
         raise InputError(f"{option}: {short_repr(text)} is no number of {noun}")
     try:
         value = -parse(text[1:]) if text.startswith("-") else parse(text)
     except UnitError as error:
         raise InputError(f"{option}: {error}") from None
-    if not 1 <= value <= most:
-        raise InputError(f"{option}: {value:,} is refused; allowed is a whole number from 1 to {most:,}")
+    if not least <= value <= most:
+        raise InputError(f"{option}: {value:,} is refused; allowed is a whole number from {least:,} to {most:,}")
     return value
 
 
