@@ -97,7 +97,9 @@ _EXPECT = Fields(
             Boolean(), "Whether the budget fits; a budget that must not fit says false.", "true", default="true"
         ),
         "params": Field(Expected("count"), "Parameters of the model.", "8_030_261_248"),
-        "active": Field(Expected("count"), "Parameters that one token reads (mixtures of experts).", "3_352_821_760"),
+        "active": Field(
+            Expected("count"), "Parameters that one token reads (mixtures of experts).", "within 2% of 3_300_000_000"
+        ),
         "checkpoint": Field(
             Expected("count"), "Parameters, and what published files store beside them.", "8_030_261_248"
         ),

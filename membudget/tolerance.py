@@ -112,7 +112,7 @@ def parse(text: str, unit: str = "bytes") -> Tolerance:
     if amount.endswith("%"):
         whole, _, part = amount[:-1].strip().partition(".")
         return Tolerance(kind, int(whole) * _MILLIONTHS + int(part.ljust(6, "0")), "%")
-    return Tolerance(kind, _number(amount, unit), unit)
+    return Tolerance(kind, _number(amount, unit, rounded=True), unit)
 
 
 def parse_expectation(text: str | int, unit: str = "bytes", signed: bool = False) -> Expectation:
@@ -131,7 +131,7 @@ def parse_expectation(text: str | int, unit: str = "bytes", signed: bool = False
         return Expectation(None, parse(text, unit), unit)
     tolerance, _, value = text.rpartition(" of ")
     sign = -1 if value.startswith("-") else 1
-    number = sign * _number(value.removeprefix("-"), unit)
+    number = sign * _number(value.removeprefix("-"), unit, rounded=bool(tolerance))
     return Expectation(number, parse(tolerance, unit) if tolerance else EXACT, unit)
 
 
@@ -153,10 +153,16 @@ def describe(value: int, unit: str) -> str:
     return both(value) if unit == "bytes" else f"{value:,}"
 
 
-def _number(text: str, unit: str) -> int:
+def _number(text: str, unit: str, rounded: bool = False) -> int:
+    """A size or count; `rounded` takes a size of 60.8 GiB, which is no whole number of bytes."""
     if unit == "count":
         return parse_count(text)
-    return int(text.replace("_", "")) if text.replace("_", "").isdigit() else parse_bytes(text)
+    if text.replace("_", "").isdigit():
+        return int(text.replace("_", ""))
+    match = re.fullmatch(r"([0-9_]+)\.([0-9]+) ?([A-Za-z]+)", text)
+    if rounded and match:
+        return int(match[1].replace("_", "") + match[2]) * BYTE_UNITS[match[3]] // 10 ** len(match[2])
+    return parse_bytes(text)
 
 
 def _explain(text: object, unit: str) -> None:

@@ -22,6 +22,13 @@ MAX_NODES = 5_000
 _INT = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:_[0-9]{3})+)")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+")
 _WORDS = ("on", "off", "yes", "no", "y", "n")
+#: What people did where the parser's words do not help.
+_HINTS = {
+    "\\t": "; indent with spaces",
+    "mapping values are not allowed": "; text with ': ' in it stands in quotes",
+    "<block end>": "; check the indentation, and that quotes begin and end a value",
+    "could not find expected ':'": "; a line is `field: value`",
+}
 
 
 class Problem(NamedTuple):
@@ -95,7 +102,7 @@ def parse(data: bytes, file: str) -> tuple[Node | None, list[Problem]]:
         problem(text[: error.position].count("\n") + 1, f"character U+{error.character:04X} is not allowed in YAML")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        hint = "; indent with spaces" if "\\t" in str(error.problem) else ""
+        hint = next((text for part, text in _HINTS.items() if part in str(error.problem)), "")
         problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}{hint}")
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         problem(1, f"not YAML: {str(error).splitlines()[0]}")

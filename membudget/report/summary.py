@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Summary:
         if not self.rows or self.config.get_verbosity() < 0:
             return
         terminalreporter.section("memory budgets")
-        rows = sorted(self.rows.values(), key=lambda row: str(row["budget"]))
+        rows = sorted(self.rows.values(), key=_by_number)
         width = max(len("budget"), *(len(row["budget"]) for row in rows))
         terminalreporter.line(f"{'budget':{width}}  {'total':>14}  {'headroom':>14}  verdict")
         for row in rows:
@@ -60,6 +61,11 @@ class Summary:
             if name == self.name:
                 return dict(json.loads(value))
         return None
+
+
+def _by_number(row: dict[str, Any]) -> list[tuple[int, str]]:
+    """By name, 8Ki before 32Ki; xdist's workers report in any order."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", row["budget"])]
 
 
 def _left(figures: dict[str, Any]) -> str:
