@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
 
+from membudget.records import NamedTuple
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.model import Model
     from membudget.model.tensors import Tensor

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
 from membudget.formats.modules import Matcher, matcher, module_of
 from membudget.formats.safetensors import Choose, Safetensors, Scheme
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from membudget.model import Model
     from membudget.model.config import Config
     from membudget.model.tensors import Tensor

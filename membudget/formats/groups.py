@@ -152,11 +152,12 @@ def modelopt(raw: Quantization, dtype: str) -> Format:
 
 
 def _by_rules(method: str, raw: Quantization, rules: list[Rule], skip: Matcher, dtype: str, *, strict: bool) -> Format:
-    """strict: every linear layer is meant unless ignored, heads and routers too; else the layers' matrices."""
+    """strict: every linear layer is meant unless ignored, heads and towers too; else the layers' matrices."""
     known: dict[str, Scheme | None] = {}
 
     def decide(tensor: Tensor) -> Scheme | None:
-        linear = _is_linear(tensor) if strict else is_layer_matrix(tensor)
+        # a router is a parameter of its own in most models and no nn.Linear; a target may name it
+        linear = _is_linear(tensor) and tensor.role != "mlp.router" if strict else is_layer_matrix(tensor)
         module = module_of(tensor.name)
         if skip(module):
             return None

@@ -10,11 +10,14 @@ llama.cpp src/llama-kv-cache.cpp and common/arg.cpp (kv_cache_types).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membudget.formats.base import FormatError, UnknownFormat
+from membudget.records import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from membudget.model import Model
     from membudget.model.caches import CacheShape, CacheSpec, State
     from membudget.model.config import Config

@@ -7,10 +7,14 @@ take exponential time is refused and never tried.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from membudget.formats.base import FormatError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: A pattern longer than this is no module's name.
 MAX_PATTERN = 500
@@ -110,8 +114,10 @@ def _regex(pattern: str, source: str) -> Matcher:
     if inner.endswith(".*"):
         inner = inner[:-2]  # match() does not need the end
     try:
-        steps = _steps(_parse(inner))
-        compiled = re.compile(inner)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # "[[" may mean a set one day
+            steps = _steps(_parse(inner))
+            compiled = re.compile(inner)
     except (re.error, RecursionError, OverflowError) as error:
         raise FormatError(f"{source}: cannot read the pattern {pattern!r}: {error}") from None
     if steps > MAX_STEPS:

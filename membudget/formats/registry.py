@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from membudget.formats.base import Format, FormatError, UnknownFormat
+from membudget.records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Entry(NamedTuple):
@@ -100,9 +104,9 @@ _ENTRIES: tuple[Entry, ...] = (
             ("F32", "32"), ("F16", "16"), ("BF16", "16"), ("Q8_0", "8.5"), ("Q6_K", "6.5625"),
             ("Q5_K_M", "5.5 to 6.6"), ("Q5_K_S", "5.5"), ("Q5_1", "6"), ("Q5_0", "5.5"),
             ("Q4_K_M", "4.5 to 6.6"), ("Q4_K_S", "4.5 to 5.5"), ("Q4_1", "5"), ("Q4_0", "4.5"),
-            ("IQ4_NL", "4.5"), ("IQ4_XS", "4.25"), ("Q3_K_L", "3.4 to 5.5"), ("Q3_K_M", "3.4 to 5.5"),
-            ("Q3_K_S", "3.4375"), ("IQ3_M", "3.4 to 4.5"), ("IQ3_S", "3.4375"), ("IQ3_XS", "3.1 to 4.5"),
-            ("IQ3_XXS", "3.0625"), ("Q2_K", "2.625 to 4.5"), ("Q2_K_S", "2.625"), ("IQ2_M", "2.6 to 4.5"),
+            ("IQ4_NL", "4.5 to 4.6"), ("IQ4_XS", "4.25 to 4.4"), ("Q3_K_L", "3.4 to 5.5"), ("Q3_K_M", "3.4 to 5.5"),
+            ("Q3_K_S", "3.4375"), ("IQ3_M", "3.4 to 4.5"), ("IQ3_S", "3.4 to 3.5"), ("IQ3_XS", "3.1 to 4.5"),
+            ("IQ3_XXS", "3.0625"), ("Q2_K", "2.625 to 4.5"), ("Q2_K_S", "2.6 to 2.8"), ("IQ2_M", "2.6 to 4.5"),
             ("IQ2_S", "2.3 to 4.5"), ("IQ2_XS", "2.3 to 4.5"), ("IQ2_XXS", "2.1 to 4.5"), ("IQ1_M", "1.75 to 4.5"),
             ("IQ1_S", "1.6 to 4.5"), ("TQ1_0", "1.6875"), ("TQ2_0", "2.0625"), ("Q2_0", "2.25"),
             ("MXFP4_MOE", "4.25 experts, 8.5 others"),
@@ -222,9 +226,8 @@ def _option(name: str, entry: Entry, word: str, options: dict[str, Any]) -> None
         key = {"asym": "asymmetric", "actorder": "g_idx", "dq": "double", "output": "separate_output"}.get(word, word)
     if key is None or key in options:
         allowed = "; ".join(_OPTIONS[option] for option in entry.options) or "no options"
-        raise UnknownFormat(
-            f"format {name!r}: option {word!r} is not known or given twice; {entry.name} takes {allowed}"
-        )
+        what = "is given twice" if key in options else "is not known"
+        raise UnknownFormat(f"format {name!r}: option {word!r} {what}; {entry.name} takes {allowed}")
     options[key] = value
 
 

@@ -1,0 +1,241 @@
+"""Formats that a checkpoint declares: every quant_method, the modules left alone, and hostile patterns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from membudget.formats import FormatError, get, of_config
+from membudget.formats.modules import matcher, module_of
+from membudget.model import Config, Model, build
+
+pytestmark = pytest.mark.math
+
+Get = Callable[[str], Model]
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def group(weights: dict[str, Any], targets: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    """A compressed-tensors config with one group."""
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": targets or ["Linear"], "weights": weights, **more}},
+        "ignore": ["lm_head"],
+    }
+
+
+W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+
+#: A quantization_config and the named format that stores the same bytes on Llama-3.1-8B.
+SAME = {
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}, "awq"),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, "gptq"),
+    "gptq-8bit": ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "gptq-8bit-g32"),
+    "gptq-skipping-nothing": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*absent": {}}},
+        "gptq",
+    ),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
+        "gptq",
+    ),
+    "fp8": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
+    "fp8-static": ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-static"),
+    "fp8-block": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+    "w4a16": (group(W4, format="pack-quantized"), "w4a16"),
+    "w4a16-asym": (group({**W4, "symmetric": False}), "w4a16-asym"),
+    "w4a16-actorder": (group({**W4, "actorder": "group"}), "w4a16-actorder"),
+    "w8a8": (
+        {**group({"num_bits": 8, "type": "int", "strategy": "channel"}), "format": "int-quantized"},
+        "w8a8",
+    ),
+    "fp8-channel": (group(FP8), "fp8-channel"),
+    "mxfp4": (group({**FP4, "group_size": 32, "strategy": "group"}), "mxfp4"),
+    "nvfp4": (group(FP4, input_activations={**FP4, "dynamic": "local"}), "nvfp4"),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}, "nvfp4"),
+    "modelopt-fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8-static"),
+    "nf4-dq": (
+        {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+        },
+        "nf4-dq",
+    ),
+    "int8-bnb": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8-bnb"),
+    "hqq": ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}}, "hqq"),
+    "torchao": (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}}},
+        "int4-torchao",
+    ),
+    "exl3": ({"quant_method": "exl3", "bits": 4.0, "head_bits": 6}, "exl3-4.0"),
+}
+
+
+def declared(raw: dict[str, Any], base: dict[str, Any]) -> Model:
+    """The model with this quantization_config."""
+    return build({**base, "quantization_config": raw})
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_declared_equals_named(case: str, model: Get, raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """What a config declares weighs what the same format weighs by name."""
+    raw, name = SAME[case]
+    assert raw
+    made = declared(raw, raw_config(LLAMA))
+    assert of_config(made.config).weigh(made).total == get(name).weigh(model(LLAMA)).total
+
+
+def test_modules_left_alone(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """Modules that a config does not convert stay in 16 bits: FBGEMM's first and last layers of the 405B."""
+    config = raw_config("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    model = build(config)
+    form = of_config(model.config)
+    kept = {tensor.name for tensor in model.tensors for item in form.stored(tensor, model) if item.dtype == "BF16"}
+    skipped = config["quantization_config"]["modules_to_not_convert"]
+    assert {name + ".weight" for name in skipped} <= kept
+    assert "model.layers.1.mlp.up_proj.weight" not in kept
+
+
+def test_text_model_may_declare_it(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """Kimi-K2.5 declares its format inside text_config and packs nothing but the routed experts."""
+    model = build(raw_config("moonshotai/Kimi-K2.5"))
+    form = of_config(model.config)
+    packed = {tensor.role for tensor in model.tensors for item in form.stored(tensor, model) if item.dtype == "I32"}
+    assert packed == {"mlp.experts"}
+
+
+def test_wildcards_and_prefixes(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """ModelOpt names modules by wildcards and by the multimodal model's names."""
+    model = build(raw_config("nvidia/Kimi-K2.5-NVFP4"))
+    form = of_config(model.config)
+    kinds: dict[str, set[str]] = {}
+    for tensor in model.tensors:
+        for item in form.stored(tensor, model):
+            kinds.setdefault(tensor.role, set()).add(item.dtype)
+    assert kinds["attn"] == kinds["lm_head"] == {"BF16"}
+    assert "U8" in kinds["mlp.experts"]
+
+
+def test_hf_quant_config(model: Get) -> None:
+    """ModelOpt's own file, given beside a plain config, decides."""
+    llama = model(LLAMA)
+    content = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+    assert of_config(llama.config, content).weigh(llama).total == get("nvfp4").weigh(llama).total
+
+
+def test_mixed_precision_names_its_layers(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """MIXED_PRECISION stores the layers that it names and leaves the others alone."""
+    raw = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {
+            "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+            "model.layers.1.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        },
+    }
+    model = declared(raw, raw_config(LLAMA))
+    form = of_config(model.config)
+    up = {tensor.name: form.stored(tensor, model)[0].dtype for tensor in model.tensors if "up_proj" in tensor.name}
+    assert up.pop("model.layers.0.mlp.up_proj.weight") == "F8_E4M3"
+    assert up.pop("model.layers.1.mlp.up_proj.weight") == "U8"
+    assert set(up.values()) == {"BF16"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"quant_method": "aqlm"}, r"quant_method 'aqlm' is not known; known are auto-round, awq"),
+        ({"quant_method": "awq", "bits": 3}, r"quantization_config\.bits is 3; allowed is 4"),
+        ({"quant_method": "gptq"}, r"quantization_config\.bits is None"),
+        ({"quant_method": "gptq", "bits": 5}, r"5 bits is not packed"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]"),
+        ({"quant_method": "bitsandbytes"}, r"neither load_in_4bit nor load_in_8bit"),
+        ({"quant_method": "modelopt", "quant_algo": "FP3"}, r"quant_algo is 'FP3'"),
+        ({"quant_method": "awq", "modules_to_not_convert": "lm_head"}, r"modules_to_not_convert is no list of strings"),
+        ({"quant_method": "exl3", "bits": 4.25}, r"bits is 4\.25; allowed is a whole number"),
+        (group({"num_bits": 1, "type": "float"}), r"num_bits is 1 of type 'float'"),
+        ("fp8", r"quantization_config is 'fp8'; allowed is an object"),
+    ],
+)
+def test_refused(raw: Any, message: str, raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """What is not known is refused by its name, with the key and what is allowed."""
+    config = Config({**raw_config(LLAMA), "quantization_config": raw}, "config.json")
+    with pytest.raises(FormatError, match=message):
+        of_config(config)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("lm_head", "lm_head", True),
+        ("gate", "model.layers.3.block_sparse_moe.gate", True),
+        ("gate", "model.layers.3.mlp.gate_proj", False),
+        ("model.layers.1", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.1", "model.layers.10.mlp.up_proj", False),
+        ("model.layers.1*", "model.layers.10.mlp.up_proj", True),
+        ("model.layers.1.*", "model.layers.10.mlp.up_proj", False),
+        ("model.layers.*.self_attn", "model.layers.10.self_attn.q_proj", True),
+        ("model.layers.*.self_attn", "model.layers.10.self_attn_norm", False),
+        ("*.mlp.shared_expert.*", "model.layers.0.mlp.shared_expert.up_proj", True),
+        ("re:.*mlp\\.(gate|up)_proj$", "model.layers.0.mlp.up_proj", True),
+        ("re:.*mlp\\.(gate|up)_proj$", "model.layers.0.mlp.down_proj", False),
+        ("re:mlp", "model.layers.0.mlp.up_proj", False),
+        ("language_model.model.layers.0.self_attn*", "model.layers.0.self_attn.q_proj", True),
+        ("model.language_model.layers.0.mlp*", "model.layers.0.mlp.up_proj", True),
+    ],
+)
+def test_patterns(pattern: str, name: str, expected: bool) -> None:
+    """Names, wildcards and expressions match whole parts of a module's name, as the libraries do."""
+    assert matcher([pattern], "config.json")(name) is expected
+
+
+def test_experts_are_matched_as_one() -> None:
+    """The experts' placeholder is read as expert 0."""
+    assert module_of("model.layers.3.mlp.experts.*.up_proj.weight") == "model.layers.3.mlp.experts.0.up_proj"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a+)+$",
+        "(a|a)*b",
+        "(a|aa)+$",
+        "(.*a){20}",
+        ".*.*.*.*.*x",
+        "((a?){30}){30}",
+        r"(a)\1*(b)\2",
+        "a{1,9}" * 12 + "b",
+    ],
+)
+def test_slow_patterns_are_refused(pattern: str) -> None:
+    """A pattern that could take exponential time is refused before it is tried."""
+    with pytest.raises(FormatError, match="could take too long"):
+        matcher(["re:" + pattern], "config.json")
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a", "a**", "(?P<x>a)(?P<x>b)", "x" * 501])
+def test_broken_patterns_are_refused(pattern: str) -> None:
+    """A pattern that is no expression, or is too long, is a clear error."""
+    with pytest.raises(FormatError, match=r"cannot read the pattern|at most 500"):
+        matcher(["re:" + pattern], "config.json")
+
+
+@given(pattern=st.text(alphabet="ab.*+?()|[]{}1,\\^$", max_size=40), name=st.text(alphabet="ab.", max_size=60))
+def test_no_pattern_takes_long(pattern: str, name: str) -> None:
+    """Whatever a file says, matching ends at once or is refused."""
+    try:
+        test = matcher(["re:" + pattern, pattern], "config.json")
+    except FormatError:
+        return
+    started = time.process_time()
+    test(name)
+    assert time.process_time() - started < 10

@@ -1,0 +1,177 @@
+"""KV cache dtypes: bytes as vLLM and llama.cpp store them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from membudget.formats import FormatError, UnknownFormat, kv
+from membudget.model import Config, Model
+from membudget.model.caches import CacheSpec, State, summarize
+
+pytestmark = pytest.mark.math
+
+Get = Callable[[str], Model]
+GQA = CacheSpec(0, "full", 8, 128, 128)
+MLA = CacheSpec(0, "latent", latent=512, rope=64)
+INDEXED = MLA._replace(index=128)
+
+# bytes of one token in one layer of 8 KV heads of 128
+TOKEN = {
+    "bf16": 4096,
+    "fp16": 4096,
+    "fp32": 8192,
+    "fp8": 2048,
+    "fp8_e5m2": 2048,
+    "nvfp4": 8 * 2 * (64 + 8),
+    "int8_per_token_head": 8 * 2 * (128 + 4),
+    "fp8_per_token_head": 8 * 2 * (128 + 4),
+    "int4_per_token_head": 8 * 2 * (64 + 4),
+    "q8_0": 2048 * 34 // 32,
+    "q5_1": 2048 * 24 // 32,
+    "q5_0": 2048 * 22 // 32,
+    "q4_1": 2048 * 20 // 32,
+    "q4_0": 2048 * 18 // 32,
+    "iq4_nl": 2048 * 18 // 32,
+}
+
+
+@pytest.mark.parametrize(("name", "size"), TOKEN.items())
+def test_bytes_of_a_token(name: str, size: int) -> None:
+    """Keys and values of a token, their scales included."""
+    assert kv.get(name).bytes_for(GQA, 1) == size
+    assert kv.get(name).bytes_for(GQA, 1000) == 1000 * size
+
+
+def test_every_dtype_is_checked() -> None:
+    """No dtype without a known size: those for MLA are below."""
+    assert set(kv.names()) == {*TOKEN, "auto", "fp8_e4m3", "fp8_ds_mla", "nvfp4_ds_mla"}
+
+
+def test_llama_8b(model: Get) -> None:
+    """Llama-3.1-8B: 131,072 B a token in bf16, 1 GiB at 8,192 tokens, half of it in fp8."""
+    llama = model("meta-llama/Llama-3.1-8B")
+    bf16, fp8 = kv.get("bf16").of(llama), kv.get("fp8").of(llama)
+    assert bf16.per_token() == 131_072
+    assert bf16.bytes(8192) == 2 * fp8.bytes(8192) == 2**30
+    assert kv.get("bf16").bytes(llama.cache_shape, 8192) == 2**30
+
+
+def test_published_llama_cpp_log() -> None:
+    """Gemma-4-12B in q8_0 at 262,144 cells: 2176 MiB in 8 full layers, 255 MiB in 40 of 1536 (unsloth issue 10489)."""
+    q8 = kv.get("q8_0", engine="llama.cpp")
+    # keys and values of 8 KV heads of 256; of one of 512 in the full layers, keys shared with values there
+    sliding = CacheSpec(0, "full", 8, 256, 256)
+    full = CacheSpec(0, "full", 1, 512, 512)
+    assert 40 * q8.bytes_for(sliding, 1536) == 255 * 2**20
+    assert 8 * q8.bytes_for(full, 262_144) == 2176 * 2**20
+
+
+def test_latent_attention() -> None:
+    """MLA: 576 elements a token in bf16 and fp8; fp8_ds_mla lays out 656 bytes."""
+    assert kv.get("bf16").bytes_for(MLA, 1) == 1152
+    assert kv.get("fp8").bytes_for(MLA, 1) == 576
+    assert kv.get("fp8_ds_mla").bytes_for(MLA, 1) == 656 == 512 + 4 * 4 + 64 * 2
+    assert kv.get("nvfp4_ds_mla").bytes_for(MLA, 1) == 352
+    with pytest.raises(FormatError, match="fp8_ds_mla is for MLA; layer 0 keeps keys and values: use fp8"):
+        kv.get("fp8_ds_mla").bytes_for(GQA, 1)
+    with pytest.raises(FormatError, match=r"latent of 512 \+ 64; layer 0 has 256 \+ 64"):
+        kv.get("fp8_ds_mla").bytes_for(MLA._replace(latent=256), 1)
+
+
+def test_indexer_keys() -> None:
+    """vLLM keeps an indexer's 128 keys as 132 bytes in any dtype; elsewhere they are elements like others."""
+    assert kv.get("fp8_ds_mla").bytes_for(INDEXED, 1) == 656 + 132
+    assert kv.get("bf16", engine="vllm").bytes_for(INDEXED, 1) == 1152 + 132
+    assert kv.get("bf16").bytes_for(INDEXED, 1) == 1152 + 256
+
+
+def test_windows_and_states() -> None:
+    """A window stops growing; a recurrent state keeps the model's width, and fp32 where the layer says so."""
+    window = GQA._replace(kind="sliding", window=100)
+    recurrent = CacheSpec(1, "recurrent", states=(State("conv", 10), State("ssm", 20, fp32=True)))
+    assert kv.get("fp8").bytes_for(window, 5000) == 100 * 2048
+    assert kv.get("fp8").bytes_for(recurrent, 5000) == 10 * 2 + 20 * 4
+    assert kv.get("fp32").bytes_for(recurrent, 5000) == 30 * 4
+    assert kv.get("bf16").bytes_for(GQA._replace(kind="shared"), 5000) == 0
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_rows_must_be_whole_blocks(name: str) -> None:
+    """A head that 32 does not divide has no quantized cache in llama.cpp: an error that says so."""
+    with pytest.raises(
+        FormatError, match=f"kv cache dtype {name}: layer 0 has rows of 80, not divisible into blocks of 32"
+    ):
+        kv.get(name).bytes_for(GQA._replace(k_dim=80), 1)
+
+
+def test_names() -> None:
+    """Spellings and engines: unknown names list what is known, another engine's dtype is refused."""
+    assert kv.get("BFloat16") == kv.get("bf16")
+    assert kv.get("f16", engine="llama.cpp").num == 2
+    with pytest.raises(UnknownFormat, match=r"unknown kv cache dtype 'fp9': did you mean fp8.*Known are auto, bf16"):
+        kv.get("fp9")
+    with pytest.raises(FormatError, match=r"fp8 is vllm's; llama\.cpp has bf16, fp16, fp32, q8_0"):
+        kv.get("fp8", engine="llama.cpp")
+    with pytest.raises(FormatError, match="auto follows the checkpoint: it needs a config"):
+        kv.get("auto")
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({}, "bf16"),
+        ({"torch_dtype": "float16"}, "fp16"),
+        ({"torch_dtype": "float32"}, "fp16"),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, "fp8"),
+        ({"quantization_config": {"kv_cache_scheme": None}}, "bf16"),
+        ({"quantization_config": {"kv_cache_scheme": "FP8"}}, "fp8"),
+        ({"quantization_config": {"kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
+    ],
+)
+def test_auto(more: dict[str, Any], name: str) -> None:
+    """`auto` is the scheme that the checkpoint declares, else the 16 bits that it is served in."""
+    config = Config({"model_type": "llama", "torch_dtype": "bfloat16", **more})
+    assert kv.get("auto", config).name == name
+
+
+def test_auto_reads_modelopts_file() -> None:
+    """ModelOpt declares the cache in hf_quant_config.json; what is not known is refused by name."""
+    config = Config({"model_type": "llama", "torch_dtype": "bfloat16"})
+    content = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    assert kv.get("auto", config, hf_quant_config=content).name == "fp8"
+    content["quantization"]["kv_cache_quant_algo"] = "INT3"
+    with pytest.raises(FormatError, match="declares a KV cache of INT3; known are FP8 and NVFP4"):
+        kv.get("auto", config, hf_quant_config=content)
+
+
+specs = st.builds(
+    CacheSpec,
+    layer=st.just(0),
+    kind=st.sampled_from(["full", "sliding"]),
+    kv_heads=st.integers(1, 16),
+    k_dim=st.sampled_from([32, 64, 128, 256]),
+    v_dim=st.sampled_from([32, 64, 128]),
+    window=st.sampled_from([0, 1, 128, 4096]),
+    states=st.lists(st.builds(State, st.just("s"), st.integers(0, 10**6), st.booleans()), max_size=2).map(tuple),
+)
+
+
+@given(layers=st.lists(specs, min_size=1, max_size=8), tokens=st.integers(0, 2**20), more=st.integers(0, 2**16))
+def test_sums_and_monotone(layers: list[CacheSpec], tokens: int, more: int) -> None:
+    """Layers sum to the model, plain dtypes agree with the summed shape, longer is never smaller."""
+    for name in TOKEN:
+        dtype = kv.get(name)
+        total = sum(dtype.bytes_for(spec, tokens) for spec in layers)
+        summed = dtype.sum(layers)
+        assert summed.bytes(tokens) == total
+        assert summed.bytes(tokens + more) >= total
+        if dtype.plain:
+            assert dtype.bytes(summarize(layers), tokens) == total
+    q8, q4 = kv.get("q8_0").sum(layers), kv.get("q4_0").sum(layers)
+    assert kv.get("fp8").sum(layers).bytes(tokens) <= q8.bytes(tokens) <= kv.get("bf16").sum(layers).bytes(tokens)
+    assert q4.bytes(tokens) <= q8.bytes(tokens)
