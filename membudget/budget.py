@@ -6,12 +6,15 @@ makes it from options.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import Model
+from membudget.records import NamedTuple
 from membudget.units import GIB, MIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Tokens that one prefill step takes at most, unless the budget says otherwise.
 DEFAULT_BATCHED_TOKENS = 8192

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from membudget import formats
 from membudget.budget import DEFAULT_OVERHEAD, Budget
 from membudget.engines import activations
 from membudget.engines.cache import cache_bytes
+from membudget.records import NamedTuple
 from membudget.units import GIB, both, short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
 #: Formats to suggest, from the least compressed on.

@@ -10,12 +10,15 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membudget.data import data_path
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+from membudget.records import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from membudget.checkpoint import Checkpoint
 
 #: ``name`` or ``org/name``, as the hub allows it: letters, digits, ``_ . -``.

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+
+from membudget.records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: The name that stands for whatever machine this is, see `membudget.detect`.
 THIS_MACHINE = "this-machine"

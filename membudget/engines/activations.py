@@ -15,9 +15,8 @@ A mixture counts the experts that one token is sent to.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from membudget.model import Model
+from membudget.records import NamedTuple
 
 
 class Peak(NamedTuple):

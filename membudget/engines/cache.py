@@ -6,10 +6,9 @@ windows kept whole) is in `membudget.engines.transformers` and `membudget.engine
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from membudget.formats import kv
 from membudget.model import Model
+from membudget.records import NamedTuple
 
 
 class CacheBytes(NamedTuple):

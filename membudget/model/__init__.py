@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import FAMILIES, Family
 from membudget.model.tensors import ParameterCount, Tensor, count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "CacheShape",

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {

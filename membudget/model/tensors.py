@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+
+from membudget.records import NamedTuple
 
 #: Buckets of `ParameterCount.by_role`.  A role is one of these, or one of these
 #: with a dotted part behind it: ``mlp.experts``, ``mlp.router``, ``attn.indexer``.

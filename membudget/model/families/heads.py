@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from membudget.model.blocks import Layer, linear, norm
 from membudget.model.config import Config
 from membudget.model.tensors import Tensor
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.model.families.base import Family
 
