@@ -170,7 +170,7 @@ NEMOTRON_MAMBA = mamba2(
     conv_bias="use_conv_bias",
     bias="use_bias",
 )
-NEMOTRON_ATTENTION = gqa(bias="attention_bias", name="mixer.")
+NEMOTRON_ATTENTION = gqa(name="mixer.")
 NEMOTRON = by_kind(
     {
         "mamba": NEMOTRON_MAMBA,
@@ -265,9 +265,9 @@ def _zamba_kinds(config: Config) -> list[str]:
     if ids is not None:
         return ["hybrid" if i in ids else "mamba" for i in range(config.layers)]
     period, offset = config.integer("attn_layer_period", 6), config.size("attn_layer_offset", 4)
+    # The class fixes the first three layers and counts the period from the fourth.
     return [
-        "hybrid" if i >= offset - 1 and i % period == offset or i == offset - 1 and False else "mamba"
-        for i in range(config.layers)
+        "hybrid" if i == 2 or (i >= 3 and (i - 3) % period == offset) else "mamba" for i in range(config.layers)
     ]
 
 

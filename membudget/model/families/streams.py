@@ -1,0 +1,447 @@
+"""Decoders with hyper-connections or several residual streams: DeepSeek-V4, Inkling, ZAYA, MiniMax-M3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from membudget.model.attention import gqa
+from membudget.model.blocks import Block, Layer, dense_or, linear, norm, norms, when
+from membudget.model.caches import CacheSpec, State
+from membudget.model.config import Config
+from membudget.model.families.base import first_dense, register
+from membudget.model.families.experts import STACKED
+from membudget.model.feedforward import glu, moe
+from membudget.model.tensors import Tensor
+
+# ---- MiniMax-M3: attention to picked blocks of keys -----------------------------------------
+
+
+def _m3(config: Config) -> dict[str, Any]:
+    """The hub form's sparse_attention_config in today's keys."""
+    sparse = config.section("sparse_attention_config")
+    found: dict[str, Any] = {}
+    for key, old in (("index_head_dim", "sparse_index_dim"), ("index_n_heads", "sparse_num_index_heads")):
+        if sparse.get(old) is not None:
+            found[key] = sparse.integer(old)
+    freq = sparse.integers("sparse_attention_freq", config.layers)
+    if freq is not None and config.get("layer_types") is None:
+        found["layer_types"] = ["minimax_m3_sparse" if one else "full_attention" for one in freq]
+    return found
+
+
+def _m3_indexer(layer: Layer) -> Iterator[Tensor]:
+    c, at = layer.config, layer.prefix + "self_attn.indexer."
+    hidden, heads, dim = c.integer("hidden_size"), c.integer("index_n_heads"), c.integer("index_head_dim")
+    yield from linear(at + "q_proj", heads * dim, hidden, "attn.indexer")
+    yield from linear(at + "k_proj", dim, hidden, "attn.indexer")
+    for name in ("q_norm", "k_norm"):
+        yield Tensor(f"{at}{name}.weight", (dim,), "attn.indexer")
+
+
+def _m3_ffn(config: Config) -> list[str]:
+    if config.get("moe_layer_freq") is not None:
+        return first_dense()(config)
+    return ["dense" if i < 3 else "sparse" for i in range(config.layers)]
+
+
+register(
+    "minimax_m3_vl_text",
+    gqa(qk_norm="head"),
+    when(lambda layer: layer.kind != "full_attention", Block(_m3_indexer)),
+    dense_or(
+        moe(
+            width="intermediate_size",
+            bias_buffer="gate.e_score_correction_bias",
+            stacked=STACKED,
+            shared="shared_intermediate_size",
+            shared_fused="gate_up_proj",
+            shared_names=("", "", "down_proj"),
+        ),
+        glu(width="dense_intermediate_size", fused="gate_up_proj"),
+    ),
+    kinds=lambda config: ["full_attention" if i < 3 else "minimax_m3_sparse" for i in range(config.layers)],
+    ffn=_m3_ffn,
+    derive=_m3,
+)
+
+# ---- DeepSeek-V4 ------------------------------------------------------------------------------
+RATIO_KINDS = {
+    0: "sliding_attention",
+    4: "compressed_sparse_attention",
+    128: "heavily_compressed_attention",
+}
+
+
+def _v4(config: Config) -> dict[str, Any]:
+    """layer_types from compress_ratios, mlp_layer_types from num_hash_layers, the compression rates."""
+    count = config.layers
+    rates = config.section("compress_rates")
+    rate = {
+        "compressed_sparse_attention": rates.integer(RATIO_KINDS[4], config.integer("compress_rate_csa", 4)),
+        "heavily_compressed_attention": rates.integer(RATIO_KINDS[128], config.integer("compress_rate_hca", 128)),
+    }
+    found: dict[str, Any] = {"csa_rate": rate[RATIO_KINDS[4]], "hca_rate": rate[RATIO_KINDS[128]]}
+    if config.get("layer_types") is None:
+        ratios = config.integers("compress_ratios")
+        if ratios is None:
+            kinds = [RATIO_KINDS[128]] * min(count, 2)
+            kinds += [RATIO_KINDS[4] if i % 2 else RATIO_KINDS[128] for i in range(max(count - 2, 0))]
+        else:
+            if len(ratios) < count or set(ratios) - set(RATIO_KINDS):
+                raise config.error("compress_ratios", f"has {len(ratios)} entries {sorted(set(ratios))[:5]}",
+                                   "one of 0, 4 and 128 a layer")
+            kinds = [RATIO_KINDS[ratio] for ratio in ratios[:count]]
+        found["layer_types"] = kinds
+    if config.get("mlp_layer_types") is None:
+        first = min(config.integer("num_hash_layers", 3, minimum=0), count)
+        found["mlp_layer_types"] = ["hash_moe"] * first + ["moe"] * (count - first)
+    return found
+
+
+def _rate(layer: Layer) -> int:
+    return layer.config.integer("csa_rate" if layer.kind == RATIO_KINDS[4] else "hca_rate")
+
+
+def _compressor(at: str, width: int, rate: int, hidden: int, twice: bool) -> Iterator[Tensor]:
+    """Pools `rate` tokens to one entry of `width`; `twice` as wide where windows overlap."""
+    wide = 2 * width if twice else width
+    yield Tensor(at + "ape", (rate, wide), "attn")
+    yield from linear(at + "wkv", wide, hidden, "attn")
+    yield from linear(at + "wgate", wide, hidden, "attn")
+    yield Tensor(at + "norm.weight", (width,), "norms")
+
+
+def _v4_attention(layer: Layer) -> Iterator[Tensor]:
+    """Low-rank queries, one key that is the value too, a grouped low-rank output, a compressor."""
+    c, at = layer.config, layer.prefix + "attn."
+    hidden, heads, d, rank = c.integer("hidden_size"), c.heads, c.integer("head_dim"), c.integer("q_lora_rank")
+    groups, low = c.integer("o_groups"), c.integer("o_lora_rank")
+    if heads * d % groups:
+        raise c.error("o_groups", f"is {groups}", f"a divisor of heads x head_dim {heads * d}")
+    yield from linear(at + "wq_a", rank, hidden, "attn")
+    yield from norm(at + "q_norm", rank)
+    yield from linear(at + "wq_b", heads * d, rank, "attn")
+    yield from linear(at + "wkv", d, hidden, "attn")
+    yield from norm(at + "norm", d)
+    yield from linear(at + "wo_a", groups * low, heads * d // groups, "attn")
+    yield from linear(at + "wo_b", hidden, groups * low, "attn")
+    yield Tensor(at + "attn_sink", (heads,), "attn")
+    if layer.kind == "sliding_attention":
+        return
+    sparse, rate = layer.kind == RATIO_KINDS[4], _rate(layer)
+    yield from _compressor(at + "compressor.", d, rate, hidden, sparse)
+    if sparse:
+        width, count = c.integer("index_head_dim"), c.integer("index_n_heads")
+        yield from _compressor(at + "indexer.compressor.", width, rate, hidden, True)
+        yield from linear(at + "indexer.wq_b", count * width, rank, "attn.indexer")
+        yield from linear(at + "indexer.weights_proj", count, hidden, "attn.indexer")
+
+
+def _v4_streams(layer: Layer) -> Iterator[Tensor]:
+    """Hyper-connections around the attention and the experts."""
+    c, at = layer.config, layer.prefix
+    hidden, streams = c.integer("hidden_size"), c.integer("hc_mult")
+    mixes = (2 + streams) * streams
+    for part in ("attn", "ffn"):
+        yield Tensor(f"{at}hc_{part}_fn", (mixes, streams * hidden), "other")
+        yield Tensor(f"{at}hc_{part}_base", (mixes,), "other")
+        yield Tensor(f"{at}hc_{part}_scale", (3,), "other")
+
+
+def _v4_head(layer: Layer) -> Iterator[Tensor]:
+    c, at = layer.config, layer.prefix + "hc_head."
+    streams = c.integer("hc_mult")
+    yield Tensor(at + "hc_fn", (streams, streams * c.integer("hidden_size")), "other")
+    yield Tensor(at + "hc_base", (streams,), "other")
+    yield Tensor(at + "hc_scale", (1,), "other")
+
+
+def _v4_routing(layer: Layer) -> Iterator[Tensor]:
+    """Hash layers route by a table of token ids, the others by scores with a bias; both are buffers."""
+    c, at = layer.config, layer.prefix + "ffn.gate."
+    if layer.ffn == "hash_moe":
+        shape = (c.integer("vocab_size"), c.integer("num_experts_per_tok"))
+        yield Tensor(at + "tid2eid", shape, "mlp.router", part="checkpoint")
+    else:
+        yield Tensor(at + "bias", (c.integer("num_experts"),), "mlp.router", part="checkpoint")
+
+
+def _v4_cache(layer: Layer) -> CacheSpec:
+    """The sliding window is kept at full width; a compressed layer keeps one entry every `rate` tokens."""
+    c = layer.config
+    d, window = c.integer("head_dim"), c.integer("sliding_window")
+    if layer.kind == "sliding_attention":
+        return CacheSpec(layer.index, "sliding", 1, d, d, window)
+    return CacheSpec(layer.index, "sliding", 1, d, 0, window)
+
+
+register(
+    "deepseek_v4",
+    Block(_v4_attention, _v4_cache),
+    moe(
+        names=("w1", "w3", "w2"),
+        shared="moe_intermediate_size",
+        shared_bias="mlp_bias",
+        name="ffn.",
+    ),
+    Block(_v4_routing),
+    Block(_v4_streams),
+    norms=("attn_norm", "ffn_norm"),
+    head="head",
+    after=Block(_v4_head),
+    derive=_v4,
+)
+
+# ---- Inkling ----------------------------------------------------------------------------------
+
+
+def _swa(layer: Layer) -> tuple[int, int, int]:
+    """(heads, kv heads, head_dim) of this layer; sliding layers have their own."""
+    c = layer.config
+    if layer.kind == "hybrid_sliding" and c.get("swa_num_attention_heads") is not None:
+        return c.integer("swa_num_attention_heads"), c.integer("swa_num_key_value_heads"), c.integer("swa_head_dim")
+    return c.heads, c.kv_heads, c.head_dim
+
+
+def _inkling(layer: Layer) -> Iterator[Tensor]:
+    """Attention with relative logits and short convolutions on keys, values and both sub-layers."""
+    c, at = layer.config, layer.prefix
+    heads, kv, d = _swa(layer)
+    hidden, kernel, rel = c.integer("hidden_size"), c.integer("conv_kernel_size"), c.integer("d_rel")
+    extent = c.integer("sliding_window_size" if layer.kind == "hybrid_sliding" else "rel_extent")
+    for part, width in (("q", heads * d), ("k", kv * d), ("v", kv * d), ("r", heads * rel)):
+        yield from linear(f"{at}self_attn.{part}_proj", width, hidden, "attn")
+    yield from linear(at + "self_attn.o_proj", hidden, heads * d, "attn")
+    yield from norm(at + "self_attn.q_norm", d)
+    yield from norm(at + "self_attn.k_norm", d)
+    yield Tensor(at + "self_attn.rel_logits_proj.proj", (rel, extent), "attn")
+    for part, width in (("self_attn.k", kv * d), ("self_attn.v", kv * d), ("attn", hidden), ("mlp", hidden)):
+        yield Tensor(f"{at}{part}_sconv.conv1d.weight", (width, 1, kernel), "mixer")
+
+
+def _inkling_cache(layer: Layer) -> CacheSpec:
+    c = layer.config
+    _, kv, d = _swa(layer)
+    kept = (2 * kv * d + 2 * c.integer("hidden_size")) * c.integer("conv_kernel_size")
+    sliding = layer.kind == "hybrid_sliding"
+    window = c.integer("sliding_window_size") if sliding else 0
+    states = (State("conv", kept, fp32=True),)
+    return CacheSpec(layer.index, "sliding" if sliding else "full", kv, d, d, window, states=states)
+
+
+def _inkling_experts(layer: Layer) -> Iterator[Tensor]:
+    """The router scores the shared experts too; they are stacked like the others."""
+    c, at = layer.config, layer.prefix + "mlp."
+    hidden, inner, count = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.integer("num_experts")
+    shared, active = c.integer("n_shared_experts"), c.integer("num_experts_per_tok", maximum=count)
+    yield Tensor(at + "gate.weight", (count + shared, hidden), "mlp.router")
+    yield Tensor(at + "gate.global_scale", (1,), "mlp.router")
+    yield Tensor(at + "gate.e_score_correction_bias", (count,), "mlp.router", part="checkpoint")
+    yield Tensor(at + "experts.gate_up_proj", (2 * inner, hidden), "mlp.experts", count, active)
+    yield Tensor(at + "experts.down_proj", (hidden, inner), "mlp.experts", count, active)
+    for part, shape in (("gate_proj", (inner, hidden)), ("up_proj", (inner, hidden)), ("down_proj", (hidden, inner))):
+        yield Tensor(f"{at}shared_experts.{part}", (shared, *shape), "mlp.shared")
+
+
+def _inkling_dense(layer: Layer) -> Iterator[Tensor]:
+    yield Tensor(layer.prefix + "mlp.global_scale", (1,), "mlp")
+    yield from glu().tensors(layer)
+
+
+def _inkling_kinds(config: Config) -> list[str]:
+    local = config.integers("local_layer_ids")
+    return [
+        "hybrid_sliding" if ((i + 1) % 6 if local is None else i in local) else "hybrid" for i in range(config.layers)
+    ]
+
+
+def _inkling_ffn(config: Config) -> list[str]:
+    first = config.size("dense_mlp_idx")
+    return ["dense" if i < first else "sparse" for i in range(config.layers)]
+
+
+def _inkling_widths(config: Config) -> dict[str, int]:
+    """With dense_intermediate_size, intermediate_size is the experts' width."""
+    if config.get("dense_intermediate_size") is None:
+        return {}
+    return {
+        "moe_intermediate_size": config.integer("intermediate_size"),
+        "intermediate_size": config.integer("dense_intermediate_size"),
+    }
+
+
+register(
+    "inkling_text",
+    Block(_inkling, _inkling_cache),
+    dense_or(Block(_inkling_experts), Block(_inkling_dense)),
+    before=norms("embed_tokens.embed_norm"),
+    kinds=_inkling_kinds,
+    ffn=_inkling_ffn,
+    derive=_inkling_widths,
+)
+
+
+def _inkling2(layer: Layer) -> Iterator[Tensor]:
+    """Inkling 2: clipped queries, gates, sinks from the input; full layers mix keys with dynamic filters."""
+    c, at = layer.config, layer.prefix
+    hidden, (heads, kv, d) = c.integer("hidden_size"), _swa(layer)
+    kernel, rel, sliding = c.integer("conv_kernel_size"), c.integer("d_rel"), layer.kind == "hybrid_sliding"
+    extent = c.integer("sliding_window_size" if sliding else "rel_extent")
+    for name, width in (
+        ("wq_du", heads * d), ("wk_dv", kv * d), ("wv_dv", kv * d), ("wr_du", heads * rel),
+        ("gate_attn", heads * d), ("attn_sink_proj", heads),
+    ):  # fmt: skip
+        yield from linear(f"{at}attn.{name}", width, hidden, "attn")
+    yield from linear(at + "attn.wo_ud", hidden, heads * d, "attn")
+    yield Tensor(at + "attn.q_l2_clip.scale", (heads, d), "attn")
+    yield Tensor(at + "attn.rel_l2_clip.scale", (heads, rel), "attn")
+    yield Tensor(at + "attn.rel_logits_proj.proj", (rel, extent), "attn")
+    for part in ("k", "v"):
+        if sliding:
+            yield Tensor(f"{at}attn.{part}_sconv.weight", (kv * d, 1, kernel), "mixer")
+        else:
+            yield Tensor(f"{at}attn.{part}_sconv.static_w", (kernel, kv * d), "mixer")
+            yield Tensor(f"{at}attn.{part}_sconv.weight_proj", (kernel * kv, hidden), "mixer")
+    for part in ("attn", "mlp"):
+        yield Tensor(f"{at}{part}_sconv.weight", (hidden, 1, kernel), "mixer")
+    for name in ("mlp_norm", *(("attn_norm",) if sliding else ("q_input_norm", "k_input_norm", "v_input_norm"))):
+        yield from norm(at + name, hidden)
+
+
+def _inkling2_loop(layer: Layer) -> Iterator[Tensor]:
+    """Layers of the loop have four controllers that gate what a pass hands to the next."""
+    c = layer.config
+    if not c.size("loop_layer_index_start") <= layer.index < c.size("loop_layer_index_end"):
+        return
+    hidden, rank = c.integer("hidden_size"), c.integer("loop_gate_rank")
+    for part in ("k", "v", "attn", "mlp"):
+        at = f"{layer.prefix}controllers.{part}."
+        yield Tensor(at + "down_weight", (rank, 2 * hidden), "other")
+        yield Tensor(at + "forget_weight", (hidden, rank), "other")
+        yield Tensor(at + "gain_weight", (hidden, rank), "other")
+
+
+def _residual_queries(layer: Layer) -> Iterator[Tensor]:
+    """Attention over earlier layers' outputs: a query a sub-layer, three where q, k and v have their own."""
+    c, at = layer.config, layer.prefix
+    hidden, kinds = c.integer("hidden_size"), c.strings("layer_types", c.layers) or _inkling2_kinds(c)
+    yield Tensor(at + "attn_res.output_query", (hidden,), "other")
+    for index, kind in enumerate(kinds):
+        yield Tensor(f"{at}attn_res.mlp_queries.{index}", (hidden,), "other")
+        if index:
+            shape = (hidden,) if kind == "hybrid_sliding" else (3, hidden)
+            yield Tensor(f"{at}attn_res.attn_queries.{index - 1}", shape, "other")
+    padding = c.integer("vocab_size") - c.integer("unpadded_vocab_size", c.integer("vocab_size"))
+    if padding > 0:
+        yield Tensor(at + "unembed.weight[padding]", (padding, hidden), "lm_head", part="checkpoint")
+    if c.get("loop_gate_rank") is not None:
+        looped = max(c.size("loop_layer_index_end") - c.size("loop_layer_index_start"), 0)
+        yield Tensor(at + "middle_cycle_cross_pass_queries", (2 * looped, hidden), "other")
+        yield Tensor(at + "middle_cycle_cross_pass_kv_queries", (2 * looped, hidden), "other")
+
+
+def _inkling2_kinds(config: Config) -> list[str]:
+    return ["hybrid_sliding" if (i + 1) % 6 else "hybrid" for i in range(config.layers)]
+
+
+def _loops(config: Config) -> dict[str, Any]:
+    loop = config.section("loop_config")
+    names = {
+        "loop_layer_index_start": "core_start", "loop_layer_index_end": "core_end", "loop_num_passes": "num_passes",
+        "loop_gate_rank": "gate_rank",
+    }  # fmt: skip
+    return {key: loop.size(name) for key, name in names.items() if loop.get(name) is not None}
+
+
+def _looped_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
+    """Each pass through the loop keeps its own."""
+    start, end = config.size("loop_layer_index_start"), config.size("loop_layer_index_end")
+    passes = min(config.integer("loop_num_passes", 1), 1000)
+    order = [*layers[:start], *layers[start:end] * passes, *layers[end:]]
+    return [_inkling_cache(layer)._replace(layer=index) for index, layer in enumerate(order)]
+
+
+INKLING2_EXPERTS = moe(
+    bias_buffer="gate.bias", stacked=("experts.w13_weight", "experts.w2_weight"), shared=0
+)
+for model_type, extra, declared in (
+    ("inkling2_text", (), {}),
+    ("inkling2_loop_text", (Block(_inkling2_loop),), {"derive": _loops, "caches": _looped_caches}),
+):
+    register(
+        model_type,
+        Block(_inkling2, _inkling_cache),
+        INKLING2_EXPERTS,
+        *extra,
+        norms=(),
+        root="model.llm.",
+        embed="embed",
+        head="model.llm.unembed",
+        before=norms("embed_norm"),
+        after=Block(_residual_queries),
+        head_size=("unpadded_vocab_size", "hidden_size"),
+        tied=False,
+        kinds=_inkling2_kinds,
+        **declared,
+    )
+
+# ---- ZAYA -------------------------------------------------------------------------------------
+
+
+def _zaya(layer: Layer) -> Iterator[Tensor]:
+    """Compressed convolutional attention: q, k and half of v each from this and the last token."""
+    c, at = layer.config, layer.prefix + "self_attn."
+    hidden, q, kv = c.integer("hidden_size"), c.heads * c.head_dim, c.kv_heads * c.head_dim
+    b, both = c.flag("attention_bias"), c.heads * c.head_dim + c.kv_heads * c.head_dim
+    for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj_current", kv // 2), ("v_proj_delayed", kv // 2)):
+        yield from linear(f"{at}qkv_proj.{name}", width, hidden, "attn", b)
+    yield from linear(at + "o_proj", hidden, q, "attn", b)
+    yield Tensor(at + "qkv_proj.conv_qk_depthwise.weight", (both, 1, c.integer("cca_time0", 2)), "attn")
+    yield Tensor(at + "qkv_proj.conv_qk_depthwise.bias", (both,), "attn")
+    yield Tensor(at + "qkv_proj.conv_qk_grouped.weight", (both, c.head_dim, c.integer("cca_time1", 2)), "attn")
+    yield Tensor(at + "qkv_proj.conv_qk_grouped.bias", (both,), "attn")
+    yield Tensor(at + "qk_norm.temp", (c.kv_heads,), "attn")
+
+
+def _zaya_experts(layer: Layer) -> Iterator[Tensor]:
+    """Experts behind a small MLP that also sees the last layer's router state."""
+    c, at = layer.config, layer.prefix + "mlp."
+    hidden, low, count = c.integer("hidden_size"), c.integer("router_hidden_size"), c.integer("num_experts")
+    inner, active = c.integer("moe_intermediate_size"), c.integer("num_experts_per_tok", 1, maximum=count)
+    yield from linear(at + "gate.down_proj", low, hidden, "mlp.router", True)
+    yield Tensor(at + "gate.router_mlp.norm.weight", (low,), "mlp.router")
+    for name in ("fc1", "fc2"):
+        yield from linear(f"{at}gate.router_mlp.{name}", low, low, "mlp.router", True)
+    yield from linear(at + "gate.router_mlp.out_proj", count + 1, low, "mlp.router")
+    yield Tensor(at + "gate.balancing_biases", (count + 1,), "mlp.router", part="checkpoint")
+    if layer.index:
+        yield Tensor(at + "gate.router_states_scale", (low,), "mlp.router")
+    yield Tensor(at + "experts.gate_up_proj", (2 * inner, hidden), "mlp.experts", count, active)
+    yield Tensor(at + "experts.down_proj", (hidden, inner), "mlp.experts", count, active)
+    for part in ("post_attention_residual_scale", "post_mlp_residual_scale"):
+        for name in ("hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias"):
+            yield Tensor(f"{layer.prefix}{part}.{name}", (hidden,), "other")
+
+
+def _zaya_cache(layer: Layer) -> CacheSpec:
+    c = layer.config
+    d, kv = c.head_dim, c.kv_heads
+    reach = c.integer("cca_time0", 2) + c.integer("cca_time1", 2) - 2
+    states = (State("conv", (c.heads * d + kv * d) * reach), State("last", kv * d // 2))
+    return CacheSpec(layer.index, "full", kv, d, d, states=states)
+
+
+def _zaya_scales(layer: Layer) -> Iterator[Tensor]:
+    hidden = layer.config.integer("hidden_size")
+    for name in ("input_hidden_states_scale", "input_hidden_states_bias"):
+        yield Tensor(layer.prefix + name, (hidden,), "other")
+
+
+register(
+    "zaya",
+    Block(_zaya, _zaya_cache),
+    Block(_zaya_experts),
+    before=Block(_zaya_scales),
+    head_bias="lm_head_bias",
+)
