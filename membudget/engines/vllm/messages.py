@@ -96,7 +96,7 @@ startup_plan | 0.26.0..0.33.0 | v1/worker/startup_plan.py | - | Applying persist
 rocm_grew | 0.29.0..0.33.0 | v1/worker/gpu_worker.py | - | Free memory grew by
     Free memory grew by {free_grew:gib} GiB during profiling
 cpu_explicit | 0.20.0..0.33.0 | v1/worker/cpu_worker.py | - | Explicitly set (
-    Explicitly set \({available_kv:gib}/{total_memory:gib}\) GiB for KV cache on node
+    Explicitly set \({reserved_kv:gib}/{total_memory:gib}\) GiB for KV cache on node
 cpu_auto | 0.20.0..0.33.0 | v1/worker/cpu_worker.py | - | Auto set (
     Auto set \({available_kv:gib}/{total_memory:gib}\) GiB for KV cache on node \S+, with {requested_memory:gib}
     GiB requested memory for the worker\. {consumed:gib} GiB memory was consumed

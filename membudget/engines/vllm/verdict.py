@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from membudget.engines.vllm.identity import SUGGESTION_MARGIN, TOLERANCE, Figures, Identity, IdentityError
+from membudget.engines.vllm.identity import identity as sum_up
 from membudget.engines.vllm.record import EngineLog, Figure, Refusal
-from membudget.engines.vllm.versions import VersionError, parse
-from membudget.units import GIB, MIB, gib
+from membudget.engines.vllm.versions import DEFAULT, OLDEST, VersionError, parse, rules
+from membudget.units import gib
 
-#: By how much the identity of the budget may miss: the roundings of its printed lines together.
-TOLERANCE = GIB // 50
-#: vLLM leaves this when it suggests --kv-cache-memory (v1/worker/gpu_worker.py).
-REDUNDANCY = 150 * MIB
 #: An exception this many lines before the end of the log ended the start-up.
 _NEAR_END = 8
 
@@ -132,95 +130,67 @@ def identity(log: EngineLog, total: int | None = None) -> Check:
 
     total: bytes of the device, where the log does not print them.
     """
-    available = log.get("available_kv")
-    reserved = log.get("reserved_kv")
+    reserved, available = log.get("reserved_kv"), log.get("available_kv")
     if reserved is not None:
         return Check(
             "identity", None, f"the KV pool was set to {reserved.printed}: nothing was profiled", reserved.line
         )
     if available is None:
         return Check("identity", None, "the available KV memory is not printed")
-    asked = _requested(log, total)
-    used, text, missing = _used(log)
-    if asked is None or missing:
-        lacks = ([] if asked is not None else ["the device's total or the requested memory"]) + missing
-        return Check("identity", None, f"not printed: {', '.join(lacks)}", available.line)
-    requested_bytes, requested_text = asked
-    off = available.number - (requested_bytes - used)
-    shown = f"{requested_text}{text} = {gib(requested_bytes - used, 2)}; printed {available.printed}"
-    if abs(off) <= TOLERANCE:
-        return Check("identity", True, shown, 0, off)
-    line, why = _suspect(log, off, available, requested_bytes, total)
-    return Check("identity", False, f"{shown}, {gib(off, 2)} off: {why}", line, off)
+    try:
+        found = budget(log, total)
+    except IdentityError as error:
+        return Check("identity", False, str(error), available.line)
+    if found.closes is None:
+        return Check("identity", None, found.text, available.line)
+    sum_ = " ".join(f"{'-' if part.bytes < 0 else '+'} {gib(abs(part.bytes), 2)} {part.name}" for part in found.parts)
+    text = f"{sum_.removeprefix('+ ')}: {found.text}"
+    if found.closes:
+        return Check("identity", True, text, 0, float(found.off or 0))
+    names = {"requested": "requested_memory", "cuda_graphs": "cudagraph_estimate", "utilization": "utilization"}
+    figure = log.get(names.get(found.suspect or "", "available_kv"))
+    return Check("identity", False, text, figure.line if figure else available.line, float(found.off or 0))
 
 
-def _requested(log: EngineLog, total: int | None) -> tuple[int, str] | None:
-    """Bytes the engine may take, and how they read."""
-    printed = log.get("requested_memory")
-    if printed is not None:
-        return printed.number, printed.printed
-    whole = log.value("total_memory") if total is None else total
+def budget(log: EngineLog, total: int | None = None) -> Identity:
+    """The lines of the log as `membudget.engines.vllm.identity` sums them."""
+    estimate = log.value("cudagraph_estimate") if _charges_graphs(log) else None
+    known = version_of(log)
+    version = log.version if log.version and known is not None and known >= OLDEST else DEFAULT
+    if estimate is not None and not rules(version).graph_estimate:
+        # switched on by VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS before it was the default
+        version = DEFAULT
     util = log.utilization
-    if whole is None or util is None:
-        return None
-    return round(whole * float(util.value)), f"{gib(whole, 2)} x {util.printed}"
+    consumed, activation, holds = log.value("consumed"), log.value("peak_activation"), False
+    if log.get("peak_with_graphs") is not None:
+        # since 0.27.0 the closing line adds the graph estimate to the peak
+        activation, holds = log.value("peak_with_graphs"), True
+    elif consumed is not None and log.get("non_kv") is not None:
+        consumed, activation = log.value("non_kv"), 0
+    elif any(figure.message == "cpu_auto" for figure in log.all("consumed")):
+        # the CPU worker takes what the process uses, and nothing else
+        activation = 0
+    figures = Figures(
+        total=log.value("total_memory") if total is None else total,
+        utilization=None if util is None else float(util.value),
+        requested=log.value("requested_memory"),
+        weights=log.value("weights"),
+        activation=activation,
+        non_torch=log.value("non_torch"),
+        consumed=consumed,
+        graph_estimate=estimate,
+        activation_holds_graphs=holds,
+        available_kv=log.value("available_kv"),
+    )
+    return sum_up(figures, version)
 
 
-def _used(log: EngineLog) -> tuple[int, str, list[str]]:
-    """What is not KV: bytes, how they read, and which figures are missing."""
-    consumed, with_graphs = log.get("consumed"), log.get("peak_with_graphs")
-    if consumed is not None and with_graphs is not None:
-        # since 0.27.0: "peak activation" is the headroom plus the graph estimate
-        return (
-            consumed.number + with_graphs.number,
-            f" - {_terse(consumed)} consumed - {_terse(with_graphs)} peak activation and graphs",
-            [],
-        )
-    graphs, graphs_text = _charged(log)
-    non_kv = log.get("non_kv")
-    if non_kv is not None and consumed is not None:
-        return non_kv.number + graphs, f" - {_terse(non_kv)} not KV{graphs_text}", []
-    if consumed is not None and _is_cpu(log):
-        return consumed.number, f" - {_terse(consumed)} consumed", []
-    used, text, missing = 0, "", []
-    for name, word in (("weights", "weights"), ("peak_activation", "activations"), ("non_torch", "non-torch")):
-        figure = log.get(name)
-        if figure is None:
-            missing.append(word)
-        else:
-            used += figure.number
-            text += f" - {_terse(figure)} {word}"
-    return used + graphs, text + graphs_text, missing
-
-
-def _charged(log: EngineLog) -> tuple[int, str]:
-    """The CUDA-graph estimate, where this version takes it off the pool."""
-    estimate = log.get("cudagraph_estimate")
-    if estimate is None or "graphs_not_charged" in log.figures:
-        return 0, ""
+def _charges_graphs(log: EngineLog) -> bool:
+    """Whether the CUDA-graph estimate was taken off the pool: as the log says, else as its version does."""
+    if "graphs_not_charged" in log.figures:
+        return False
     version = version_of(log)
-    if "utilization_without_graphs" not in log.figures and version is not None and version < (0, 20, 0):
-        return 0, ""
-    return estimate.number, f" - {_terse(estimate)} graphs (estimated)"
-
-
-def _suspect(log: EngineLog, off: int, available: Figure, requested_bytes: int, total: int | None) -> tuple[int, str]:
-    """The line that most likely is wrong: a graph estimate more or less, a utilization, else the result."""
-    for name in ("cudagraph_estimate", "cudagraph"):
-        figure = log.get(name)
-        if figure is not None and figure.number and abs(abs(off) - abs(figure.number)) <= TOLERANCE:
-            way = "taken off twice or not at all" if off > 0 else "taken off although it is not in the sum"
-            return figure.line, f"it is the CUDA-graph figure {figure.printed}, {way}"
-    util = log.utilization
-    whole = log.value("total_memory") if total is None else total
-    if util is not None and whole:
-        would = (requested_bytes + off) / whole
-        near = round(would * 100) / 100
-        if abs(would - near) * whole <= TOLERANCE and 0 < near <= 1 and near != float(util.value):
-            return util.line or available.line, (
-                f"impossible at gpu_memory_utilization {util.printed}; exact at {near:.2f}"
-            )
-    return available.line, f"the available KV memory does not follow from the lines above it (line {available.line})"
+    return "utilization_without_graphs" in log.figures or version is None or version >= (0, 20, 0)
 
 
 def requested(log: EngineLog) -> Check | None:
@@ -268,7 +238,7 @@ def suggestion(log: EngineLog) -> Check | None:
     figures = [log.get(name) for name in parts]
     if any(figure is None for figure in figures):
         return None
-    rest = asked.number - REDUNDANCY - real.number - sum(f.number for f in figures if f is not None)
+    rest = asked.number - SUGGESTION_MARGIN - real.number - sum(f.number for f in figures if f is not None)
     off = suggested.number - rest
     holds = abs(off) <= TOLERANCE + asked.half + real.half
     text = f"{asked.printed} - used - {real.printed} graphs - 150 MiB = {gib(rest, 2)}; printed {suggested.number:,} B"
@@ -331,14 +301,6 @@ def _is_development(log: EngineLog) -> bool:
     return log.version is not None and any(mark in log.version for mark in ("dev", "rc", "+g"))
 
 
-def _is_cpu(log: EngineLog) -> bool:
-    return any(figure.message == "cpu_auto" for figure in log.all("consumed"))
-
-
 def _same_message(log: EngineLog, name: str, message: str) -> Figure | None:
     found = [figure for figure in log.all(name) if figure.message == message]
     return found[0] if found else None
-
-
-def _terse(figure: Figure) -> str:
-    return figure.printed.removesuffix(" GiB")

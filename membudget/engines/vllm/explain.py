@@ -1,0 +1,278 @@
+"""A vLLM log in one screen: did it start, where every byte went, does it equal the arithmetic, what would help.
+
+`membudget log FILE` calls `explain_file`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from membudget.engines.vllm import verdict as of
+from membudget.engines.vllm.compare import Compared, Option, compare, options
+from membudget.engines.vllm.log import parse_file
+from membudget.engines.vllm.record import EngineLog
+from membudget.engines.vllm.verdict import Check
+from membudget.model import Model
+from membudget.units import gib
+
+_BUDGET = (
+    ("total_memory", "device", ""),
+    ("free_memory", "free at start", ""),
+    ("requested_memory", "requested", ""),
+    ("weights", "weights", "-"),
+    ("consumed", "weights and non-torch", "-"),
+    ("peak_activation", "activations, peak", "-"),
+    ("peak_with_graphs", "activations and graphs, peak", "-"),
+    ("non_torch", "non-torch", "-"),
+    ("cudagraph_estimate", "CUDA graphs, estimate", "-"),
+    ("available_kv", "for the KV pool", "="),
+    ("reserved_kv", "for the KV pool, set", "="),
+    ("cudagraph", "CUDA graphs, real", ""),
+)
+_POOL = (
+    ("kv_tokens", "tokens"),
+    ("max_concurrency", "concurrency"),
+    ("num_blocks", "blocks"),
+    ("override_blocks", "blocks, override"),
+    ("block_size", "block size"),
+    ("needed_kv", "needed for one request"),
+    ("estimated_max_model_len", "longest that fits"),
+)
+
+
+class Explained(NamedTuple):
+    """What `membudget log` says.
+
+    code: 0 all started and agrees; 1 an engine did not start or a figure differs; 2 no vLLM in it.
+    document: one object an engine.  text: one screen an engine.
+    """
+
+    code: int
+    document: list[dict[str, Any]]
+    text: str
+
+
+def explain_file(
+    path: str, *, model: Model | None = None, known: Mapping[str, Any] | None = None, total: int | None = None
+) -> Explained:
+    """Read a log (``-`` for the standard input) and say what it means.
+
+    model: of a budget; else the model that the log names is looked up, offline.
+    known: fields of `PoolRequest` that a budget knows and a log may not print.
+    total: bytes of the device, where the log does not print them.
+    Raises `OSError` for a file that cannot be read.
+    """
+    engines = parse_file(path)
+    if not engines:
+        return Explained(2, [], NOTHING.format(where="the standard input" if path == "-" else path))
+    documents: list[dict[str, Any]] = []
+    texts: list[str] = []
+    bad = False
+    for index, log in enumerate(engines):
+        found, note = (model, "") if model is not None else find_model(log)
+        compared = compare(log, found, known)
+        if note and not compared.note.startswith(note):
+            compared = compared._replace(note=note if found is None else f"{note}; {compared.note}".rstrip("; "))
+        documents.append(as_json(log, compared, total))
+        head = [f"engine {index + 1} of {len(engines)}"] if len(engines) > 1 else []
+        texts.append("\n".join(head + explain(log, compared, total)))
+        bad = bad or documents[-1]["verdict"]["status"] in ("refused", "failed") or bool(documents[-1]["differences"])
+    return Explained(1 if bad else 0, documents, "\n\n".join(texts))
+
+
+NOTHING = (
+    "{where}: no line of a vLLM start-up in it (0.6 to 0.33 are known).\n"
+    "Give the log from its beginning: `docker logs NAME 2>&1`, `vllm serve ... 2>&1 | membudget log -`."
+)
+
+
+def find_model(log: EngineLog) -> tuple[Model | None, str]:
+    """The model that the log names, without asking the hub; and why it is not known."""
+    from membudget.locate import locate
+    from membudget.model import ConfigError, build
+
+    name = log.model
+    if name is None:
+        return None, "the log does not name the model"
+    try:
+        located = locate(name, offline=True)
+        if located.config is None:
+            return None, f"{name} has no config.json here"
+        return build(located.config, name), ""
+    except (ConfigError, OSError) as error:
+        first = str(error).split(". ")[0].splitlines()[0]
+        return None, first if name in first else f"{name}: {first}"
+
+
+def explain(log: EngineLog, compared: Compared, total: int | None = None) -> list[str]:
+    """One screen: who, how it ended, the budget, the pool, what does not agree, what would help."""
+    out = [_who(log), _how(log), ""]
+    out += _budget(log, total)
+    out += _pool(log, compared)
+    differ = [*of.differences(log), *(check for check in compared.checks if check.holds is False)]
+    if differ:
+        out += ["does not agree"] + [f"  line {check.line}: {check.text}" for check in differ] + [""]
+    help_ = options(log, compared)
+    if help_:
+        out += ["more concurrency"] + [f"  {option.times:5.2f}x  {option.text}" for option in help_[:4]] + [""]
+    if compared.note:
+        out.append(f"note: {compared.note}")
+    while out and not out[-1]:
+        out.pop()
+    return out
+
+
+def _who(log: EngineLog) -> str:
+    parts = [f"vLLM {log.version}" if log.version else "vLLM (no version in the log)", log.model or "no model named"]
+    dtype, kv = log.setting("dtype"), log.setting("kv_cache_dtype")
+    parts += [str(dtype)] if dtype else []
+    parts += [f"KV {kv}"] if kv else []
+    for name, short in (("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP")):
+        value = log.setting(name)
+        parts += [f"{short} {value}"] if isinstance(value, int) and value > 1 else []
+    parts += [f"DP rank {log.dp}"] if log.dp is not None else []
+    length = log.max_model_len
+    parts += [f"{length:,} tokens a request"] if length else []
+    return " · ".join(parts)
+
+
+def _how(log: EngineLog) -> str:
+    verdict = of.verdict(log)
+    where = f" (line {verdict.line})" if verdict.line else ""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    later = f"\nlater: {verdict.later}" if verdict.later else ""
+    return f"{verdict.status}{kind}: {verdict.text}{where}{later}"
+
+
+def _budget(log: EngineLog, total: int | None) -> list[str]:
+    rows: list[str] = []
+    util = log.utilization
+    for name, text, sign in _BUDGET:
+        figure = log.get(name)
+        if figure is None or (name == "available_kv" and log.get("reserved_kv") is not None):
+            continue
+        where = f"line {figure.line}" + (f", {figure.rank}" if figure.rank else "")
+        rows.append(f"  {sign or ' '} {text:<28} {figure.printed:>14}   {where}")
+        if name == "total_memory" and util is not None:
+            rows.append(f"    {'x gpu_memory_utilization':<28} {util.printed:>10}       line {util.line}")
+    if not rows:
+        return []
+    check = of.identity(log, total)
+    state = {True: "closes", False: "does not close", None: "cannot be checked"}[check.holds]
+    state += f", {gib(abs(int(check.off)))} off" if check.holds else f": {check.text}"
+    return [f"budget: {state}", *rows, ""]
+
+
+def _pool(log: EngineLog, compared: Compared) -> list[str]:
+    checks = {check.name: check for check in compared.checks}
+    rows = []
+    for name, text in _POOL:
+        figure = log.get(name)
+        if figure is None:
+            continue
+        printed = figure.printed + ("x" if figure.unit == "x" else "")
+        check = checks.get(name)
+        rows.append(f"    {text:<28} {printed:>14}   line {figure.line}{_state(check)}")
+    per_token = of.bytes_per_token(log)
+    if per_token is not None:
+        rows.append(f"    {'bytes / printed tokens':<28} {_interval(per_token):>14}")
+    return ["pool", *rows, *_meaning(log, compared), ""] if rows else []
+
+
+def _state(check: Check | None) -> str:
+    if check is None:
+        return ""
+    if check.holds:
+        return "   equals the arithmetic"
+    return f"   {check.text}"
+
+
+def _interval(pair: tuple[float, float]) -> str:
+    low, high = (f"{value:,.0f}" for value in pair)
+    return low if low == high else f"{low} to {high}"
+
+
+def _meaning(log: EngineLog, compared: Compared) -> list[str]:
+    """Where the concurrency comes from, in one line."""
+    pool, times = compared.pool, log.get("max_concurrency")
+    check = of.tokens(log)
+    out = []
+    if pool is not None and times is not None and pool.blocks_per_request:
+        out.append(
+            f"    {pool.num_blocks:,} blocks of {pool.bytes_per_block:,} B / {pool.blocks_per_request:,} a request"
+            f" = {pool.max_concurrency:.2f}x"
+        )
+    if check is not None and check.holds is None:
+        out.append(f"    tokens are not concurrency x length here: {check.text}")
+    return out
+
+
+def as_json(log: EngineLog, compared: Compared | None = None, total: int | None = None) -> dict[str, Any]:
+    """One engine as plain values: bytes are integers, keys are documented in docs/vllm-logs.md."""
+    ended = of.verdict(log)
+    compared = compared or Compared(None, (), "")
+    checks = [*of.checks(log), *compared.checks]
+    if total is not None:
+        checks = [of.identity(log, total) if check.name == "identity" else check for check in checks]
+    per_token = of.bytes_per_token(log)
+    return {
+        "engine": log.name,
+        "source": log.source,
+        "data_parallel_rank": log.dp,
+        "version": log.version,
+        "model": log.model,
+        "max_model_len": log.max_model_len,
+        "first_line": log.first_line,
+        "last_line": log.last_line,
+        "settings": {name: _plain(setting.value) for name, setting in sorted(log.settings.items())},
+        "figures": {name: _figure(log, name) for name in sorted(log.figures)},
+        "bytes_per_token": None if per_token is None else {"low": per_token[0], "high": per_token[1]},
+        "verdict": {**ended._asdict(), "line": ended.line or None},
+        "refusals": [
+            {
+                "kind": refusal.kind,
+                "text": of.REFUSALS[refusal.kind],
+                "line": refusal.line,
+                "raw": refusal.raw,
+                "figures": {figure.name: figure.value for figure in refusal.figures},
+            }
+            for refusal in log.refusals
+        ],
+        "checks": [check._asdict() for check in checks],
+        "differences": [check._asdict() for check in checks if check.holds is False],
+        "arithmetic": None if compared.pool is None else compared.pool.as_json(),
+        "options": [option._asdict() for option in options(log, compared)],
+        "note": compared.note,
+    }
+
+
+def _figure(log: EngineLog, name: str) -> dict[str, Any]:
+    figure = log.get(name)
+    assert figure is not None
+    out: dict[str, Any] = {
+        "value": figure.value,
+        "unit": figure.unit or None,
+        "half_width": figure.half,
+        "printed": figure.printed,
+        "line": figure.line,
+        "raw": figure.raw,
+        "rank": figure.rank or None,
+    }
+    every = log.all(name)
+    if len(every) > 1:
+        out["all"] = [{"value": f.value, "rank": f.rank or None, "line": f.line} for f in every]
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value)
+
+
+__all__ = ["Compared", "Explained", "Option", "as_json", "compare", "explain", "explain_file", "find_model", "options"]
