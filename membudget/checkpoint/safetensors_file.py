@@ -30,12 +30,15 @@ MAX_FILE_TENSORS = 100_000
 MAX_EXTENT = 2**53
 
 # Every repetition is bounded: a hostile header must not make the matcher allocate.
-_KEY = re.compile(rb'[ \t\r\n]{0,64}"([^"\\]{0,4096}(?:\\.[^"\\]{0,4096}){0,64})"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}', re.S)
-_BODY = re.compile(rb"\{([^{}]{0,4096})\}[ \t\r\n]{0,64}([,}])")
+_GAP = rb"[ \t\r\n]{0,64}"
+_QUOTED = rb'"([^"\\\x00-\x1f]{0,4096}(?:\\.[^"\\\x00-\x1f]{0,4096}){0,64})"'
+_KEY = re.compile(_GAP + _QUOTED + _GAP + b":" + _GAP, re.S)
+_STRING = re.compile(_QUOTED + _GAP + rb"([,}])", re.S)
+_BODY = re.compile(rb"\{([^{}]{0,4096})\}" + _GAP + rb"([,}])")
+_INTEGER = rb"(?:0|[1-9][0-9]{0,18})"
 _USUAL = re.compile(
-    rb'"dtype":"([A-Z0-9_]{1,16})","shape":\[((?:[0-9]{1,16},?){0,16})\],"data_offsets":\[([0-9]{1,19}),([0-9]{1,19})\]'
+    rb'"dtype":"([A-Z0-9_]{1,16})","shape":\[(%b(?:,%b){0,15})?\],"data_offsets":\[(%b),(%b)\]' % ((_INTEGER,) * 4)
 )
-_STRING = re.compile(rb'"([^"\\]{0,4096}(?:\\.[^"\\]{0,4096}){0,64})"[ \t\r\n]{0,64}([,}])', re.S)
 _SPACE = b" \t\r\n"
 #: What people pass instead, by its first bytes.
 _NOT_SAFETENSORS = {
@@ -132,6 +135,11 @@ def _metadata(header: bytes, at: int, path: str, base: int, metadata: dict[str, 
     except (ValueError, RecursionError) as error:
         more = f" within {MAX_METADATA:,} bytes" if len(header) - at > MAX_METADATA else ""
         raise CheckpointError(path, base + at, f"__metadata__ is not JSON{more}: {error}") from None
+    try:
+        text[:length].encode()
+        json.dumps(value, ensure_ascii=False).encode()  # an escape can hide what is no text
+    except ValueError as error:
+        raise CheckpointError(path, base + at, f"__metadata__ is not text: {error}") from None
     if value is not None:
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise CheckpointError(path, base + at, "__metadata__ must be an object of strings")
@@ -145,7 +153,7 @@ def _metadata(header: bytes, at: int, path: str, base: int, metadata: dict[str, 
 
 def _entry(key: str, body: bytes, path: str, at: int, name: str, start: int) -> StoredTensor:
     usual = _USUAL.fullmatch(body)
-    if usual is not None and not usual[2].endswith(b","):
+    if usual is not None:
         dtype = usual[1].decode()
         shape = tuple(map(int, usual[2].split(b","))) if usual[2] else ()
         begin, end = int(usual[3]), int(usual[4])
