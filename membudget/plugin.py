@@ -31,7 +31,12 @@ MARKERS = {
 }
 #: Name, what it takes, whether it may be given more than once, help.
 _OPTIONS = (
-    ("budgets", "PATH", True, "a budget file or a folder of them (repeatable; default: budgets/ in the rootdir)"),
+    (
+        "budgets",
+        "PATH",
+        True,
+        "a budget file or a folder of them (repeatable; default: ROOTDIR/budgets)",
+    ),
     ("machines", "FILE", True, "a YAML table of your own machines (repeatable)"),
     ("models", "DIR", False, "where checkpoints lie, as DIR/org/name or DIR/name"),
     ("vllm", "CMD", False, "how vLLM is started: a python that has it, a vllm command, a container command"),
@@ -45,10 +50,7 @@ class Budgets:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.explicit = any(
-            "membudget.plugin" in _names(getattr(plugin, "pytest_plugins", ()))
-            for plugin in config.pluginmanager.get_plugins()
-        )
+        self.explicit = _is_named(config.pluginmanager)
         self._files: list[BudgetFile] | None = None
         self._figures: dict[str, str] = {}
 
@@ -100,7 +102,8 @@ class Budgets:
             words += ["-m", markers[0]]
         for name in ("budgets", "machines"):
             for path in self.option(name) or ():
-                words += [f"--{name}", path]
+                # With a space pytest would take the path for one of tests, and its folder for the rootdir.
+                words.append(f"--{name}={path}")
         return shlex.join([*words, "-k", budget.id])
 
     def _at(self, path: str) -> str:
@@ -110,15 +113,38 @@ class Budgets:
 _BUDGETS = pytest.StashKey[Budgets]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options; one whose name another plugin has already taken is left to it."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Our options, where a conftest.py names this plugin."""
+    if _is_named(pluginmanager):
+        _add_options(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> None:
+    """Our options, where the plugin is merely installed.
+
+    Last of all: a project's own `--models` must win, and pytest refuses the second of two.
+    """
+    _add_options(parser)
+
+
+def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("membudget", "memory budgets")
     for name, metavar, many, text in _OPTIONS:
         action, dest = "append" if many else "store", f"membudget_{name}"
         try:
             group.addoption(f"--{name}", dest=dest, action=action, metavar=metavar, help=text)
         except (ValueError, argparse.ArgumentError):
-            continue
+            continue  # taken by the project or another plugin, or added already
+
+
+def _is_named(pluginmanager: pytest.PytestPluginManager) -> bool:
+    """Whether a conftest.py names this plugin in `pytest_plugins`."""
+    for plugin in pluginmanager.get_plugins():
+        named = getattr(plugin, "pytest_plugins", ())
+        if "membudget.plugin" in ((named,) if isinstance(named, str) else named):
+            return True
+    return False
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -160,7 +186,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             params.append(pytest.param(file, id=file.stem))
         params += [pytest.param(item, id=item.id) for item in file.budgets]
     if not params:
-        reason = f"no budgets: {budgets.config.rootpath} has no budgets/ folder; pass --budgets PATH"
+        reason = f"no budgets: {budgets.config.rootpath} has no budgets/ folder; pass --budgets=PATH"
         params.append(pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason)))
     metafunc.parametrize("budget", params, indirect=True)
 
@@ -261,7 +287,3 @@ def _param(item: pytest.Item) -> Any:
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("budget") if callspec is not None else None
     return found if type(found).__module__.startswith("membudget.") else None
-
-
-def _names(plugins: Any) -> Any:
-    return (plugins,) if isinstance(plugins, str) else plugins

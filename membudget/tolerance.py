@@ -161,7 +161,8 @@ def _number(text: str, unit: str, rounded: bool = False) -> int:
         return int(text.replace("_", ""))
     match = re.fullmatch(r"([0-9_]+)\.([0-9]+) ?([A-Za-z]+)", text)
     if rounded and match:
-        return int(match[1].replace("_", "") + match[2]) * BYTE_UNITS[match[3]] // 10 ** len(match[2])
+        digits: int = int(match[1].replace("_", "") + match[2]) * BYTE_UNITS[match[3]]
+        return digits // int("1" + "0" * len(match[2]))
     return parse_bytes(text)
 
 
