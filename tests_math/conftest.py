@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from membudget.cli import main
 from membudget.model import Model, build
 
 MODELS = Path(__file__).parents[1] / "fixtures" / "models"
@@ -37,3 +38,30 @@ def model(raw_config: Callable[[str], dict[str, Any]]) -> Callable[[str], Model]
         return built[name]
 
     return get
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run one command line: exit code, stdout, stderr.  Never asks the hub."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", "/nonexistent-cache")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        code = main(list(argv))
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def ask(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, Any]]:
+    """Run one command line with --json: exit code and the one document on stdout."""
+
+    def call(*argv: str) -> tuple[int, Any]:
+        code, out, err = run(*argv, "--json")
+        assert err == ""
+        return code, json.loads(out)
+
+    return call

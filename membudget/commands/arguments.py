@@ -145,7 +145,7 @@ def parse(name: str, description: str, options: Callable[[Declares], None], word
     if found is not None:
         return found
     parser = build(name, description, options)
-    args, rest = parser.parse_known_args(words)
+    args, rest = parser.parse_known_intermixed_args(words)
     if rest:
         raise UsageError(_unknown(parser, rest))
     return args

@@ -1,0 +1,206 @@
+"""`membudget plan` and `membudget count`: exact keys, exit codes and known answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from membudget.units import GIB
+
+pytestmark = pytest.mark.math
+
+Run = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., tuple[int, Any]]
+
+PLAN_KEYS = {
+    "weights",
+    "kv_cache",
+    "activations",
+    "overhead",
+    "total",
+    "capacity",
+    "headroom",
+    "fits",
+    "max_users",
+    "max_ctx",
+    "kv_per_token",
+    "lines",
+}
+
+
+def test_plan_json_has_the_documented_keys(ask: Ask) -> None:
+    """Bytes are integers, the four buckets add up, every line has its why."""
+    code, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "32k", "--users", "8")
+    assert code == 0
+    assert set(plan) >= PLAN_KEYS
+    buckets = [plan[name] for name in ("weights", "kv_cache", "activations", "overhead")]
+    assert all(type(size) is int for size in [*buckets, plan["total"], plan["capacity"], plan["headroom"]])
+    assert sum(buckets) == plan["total"]
+    assert plan["capacity"] - plan["total"] == plan["headroom"]
+    assert plan["ctx"] == 32_768
+    assert plan["fits"] is True
+    assert plan["weights"] == 16_381_470_720  # 8,190,735,360 parameters x 2 bytes
+    assert plan["kv_per_token"] == 2 * 36 * 8 * 128 * 2
+    assert plan["kv_cache"] == 8 * 32_768 * plan["kv_per_token"]
+    assert all(line["why"] and line["bucket"] and type(line["bytes"]) is int for line in plan["lines"])
+
+
+def test_plan_known_answers_on_cards(ask: Ask) -> None:
+    """8B bf16 at 8K: an H100 takes 62 users; an RTX 4090 misses 8 by 1.4 GiB and tops out at 6."""
+    model = "meta-llama/Llama-3.1-8B"
+    _, h100 = ask("plan", model, "--machine", "h100-80gb", "--format", "bf16", "--ctx", "8192", "--users", "8")
+    assert h100["max_users"] == 62
+    code, gaming = ask("plan", model, "--machine", "rtx-4090", "--format", "bf16", "--ctx", "8192", "--users", "8")
+    assert code == 1
+    assert gaming["max_users"] == 6
+    assert round(-gaming["headroom"] / GIB, 1) == 1.4
+    assert gaming["broken_by"] == "kv_cache"
+
+
+@pytest.mark.parametrize("capacity", ["reported", "nominal"])
+def test_plan_spark_takes_about_a_hundred_users(ask: Ask, capacity: str) -> None:
+    """8B bf16 at 8K on a DGX Spark: about 100 users, a step of about 0.45 s, about 2 tokens/s each."""
+    _, plan = ask(
+        "plan", "meta-llama/Llama-3.1-8B", "--machine", "dgx-spark", "--ctx", "8k", "--users", "100",
+        "--capacity", capacity,
+    )  # fmt: skip
+    assert 93 <= plan["max_users"] <= 101
+    assert plan["decode_upper_bound"]["step_seconds"] == pytest.approx(0.45, abs=0.02)
+    assert plan["decode_upper_bound"]["tokens_per_second_per_user"] == pytest.approx(2.2, abs=0.2)
+
+
+def test_plan_of_several_machines_is_one_document(ask: Ask) -> None:
+    """Several machines give `plans`, one object each; the code is 1 unless all of them fit."""
+    code, document = ask(
+        "plan", "meta-llama/Llama-3.1-70B", "--ctx", "8k", "--machine", "mi300x", "--machine", "rtx-4090"
+    )
+    assert code == 1
+    assert document["fits"] is False
+    assert [plan["machine"] for plan in document["plans"]] == ["mi300x", "rtx-4090"]
+    assert [plan["fits"] for plan in document["plans"]] == [True, False]
+    assert all(set(plan) >= PLAN_KEYS for plan in document["plans"])
+
+
+def test_plan_without_a_machine_shows_a_few(ask: Ask) -> None:
+    """Three well-known machines; 0 as soon as one of them fits."""
+    code, document = ask("plan", "meta-llama/Llama-3.1-70B", "--format", "q4_k_m")
+    names = [plan["machine"] for plan in document["plans"]]
+    assert names[-3:] == ["dgx-spark", "h100-80gb", "rtx-4090"]
+    assert code == 0
+    assert ask("plan", "meta-llama/Llama-3.1-405B", "--format", "bf16")[0] == 1
+
+
+def test_plan_defaults_are_said(run: Run) -> None:
+    """The default context and every assumption stand in the notes."""
+    code, out, _ = run("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark")
+    assert code == 0
+    assert "8,192 tokens of context, because --ctx is not given" in out
+    assert "assumed until it is measured" in out
+    assert "an upper bound" in out
+    assert "GiB" in out
+    assert " GB" in out
+
+
+def test_plan_warns_beyond_the_models_context(run: Run, ask: Ask) -> None:
+    """A context beyond max_position_embeddings is planned, and said."""
+    _, out, _ = run("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "64k")
+    assert "more than the model's max_position_embeddings 40,960" in out
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "64k")
+    assert plan["model_max_ctx"] == 40_960
+
+
+def test_plan_why_prints_every_formula(run: Run) -> None:
+    """--why shows each line's formula with its numbers."""
+    _, out, _ = run("plan", "meta-llama/Llama-3.1-8B", "--machine", "h100-80gb", "--why")
+    assert "131,072 bytes" in out
+    assert "536,870,912 B" in out
+
+
+def test_plan_sees_fp8_and_eager(ask: Ask) -> None:
+    """An fp8 cache is half; eager attention at 16K holds ten bytes a score."""
+    base = ["plan", "meta-llama/Llama-3.1-8B", "--machine", "h200", "--ctx", "16k"]
+    _, bf16 = ask(*base)
+    _, fp8 = ask(*base, "--kv-cache-dtype", "fp8")
+    assert 2 * fp8["kv_cache"] == bf16["kv_cache"]
+    _, eager = ask(*base, "--attention", "eager", "--max-num-batched-tokens", "16k")
+    assert eager["activations"] > 32 * 16_384**2 * 10
+
+
+def test_plan_utilization_limits(ask: Ask) -> None:
+    """gpu_memory_utilization makes its own limit, and it is in the document."""
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "h100", "--gpu-memory-utilization", "0.5")
+    assert 0 < plan["limit"] < plan["capacity"] * 0.51
+
+
+def test_plan_takes_a_config_and_a_folder(ask: Ask, tmp_path: Path, raw_config: Callable[[str], Any]) -> None:
+    """A config.json, and the folder it lies in, plan as the id does."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(raw_config("Qwen/Qwen3-8B")), encoding="utf-8")
+    _, by_id = ask("plan", "Qwen/Qwen3-8B", "--machine", "h100")
+    for name in (str(path), str(tmp_path)):
+        _, plan = ask("plan", name, "--machine", "h100")
+        assert plan["total"] == by_id["total"]
+        assert plan["source"] == name
+
+
+def test_plan_as_another_family(ask: Ask, tmp_path: Path, raw_config: Callable[[str], Any]) -> None:
+    """--as reads a config whose model_type no recipe knows as one that is built alike."""
+    raw = {**raw_config("meta-llama/Llama-3.1-8B"), "model_type": "llama_of_ours"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    code, error = ask("count", str(path))
+    assert (code, error["error"]["type"]) == (2, "UnknownModelType")
+    assert ask("count", str(path), "--as", "llama")[1]["params"] == 8_030_261_248
+
+
+def test_count_llama(ask: Ask) -> None:
+    """Llama-3.1-8B by role, as the published shapes add up."""
+    code, count = ask("count", "meta-llama/Llama-3.1-8B")
+    assert code == 0
+    assert (count["params"], count["active"], count["checkpoint"]) == (8_030_261_248,) * 3
+    assert count["by_role"] == {
+        "embed": 525_336_576,
+        "attn": 32 * 41_943_040,
+        "mlp": 32 * 176_160_768,
+        "norms": 32 * 8_192 + 4_096,
+        "lm_head": 525_336_576,
+        "other": 0,
+    }
+    (layers,) = count["layers"]
+    assert (layers["first"], layers["last"], layers["params"]) == (0, 31, 41_943_040 + 176_160_768 + 8_192)
+    assert layers["cache_elements_per_token"] == 2 * 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        ("meta-llama/Llama-3.1-70B", 70_553_706_496),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+    ],
+)
+def test_count_known(ask: Ask, name: str, params: int) -> None:
+    """Published totals."""
+    _, count = ask("count", name)
+    assert count["params"] == params
+    assert sum(count["by_role"].values()) == params
+
+
+def test_count_sums_its_layers(ask: Ask) -> None:
+    """Layers and what stands outside them make the whole, for a dense-then-sparse mixture."""
+    _, count = ask("count", "Qwen/Qwen3-30B-A3B", "--tensors")
+    inside = sum(group["params"] * (group["last"] - group["first"] + 1) for group in count["layers"])
+    outside = [t for t in count["tensors"] if not any(part.isdecimal() for part in t["name"].split("."))]
+    rest = 0
+    for tensor in outside:
+        size = tensor["copies"]
+        for extent in tensor["shape"]:
+            size *= extent
+        rest += size
+    assert inside + rest == count["params"]
