@@ -6,7 +6,6 @@ nothing is guessed.  No recipe reads the JSON directly.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +19,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_inner"),
     "num_experts": ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
     "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -262,18 +261,16 @@ def load(path: str | os.PathLike[str], source: str | None = None) -> Config:
         if size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{source}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
         with open(path, encoding="utf-8-sig") as file:
-            return Config(json.load(file), source)
+            return Config(loads(file.read()), source)
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
         raise ConfigError(f"{source}: nested too deeply for a config.json") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        where = f"{source}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else source
-        raise ConfigError(f"{where}: not JSON: {error}") from None
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{source}: not JSON: {error}") from None
+        line = getattr(error, "lineno", None)  # of a JSONDecodeError
+        raise ConfigError(f"{source}:{line}: not JSON: {error}" if line else f"{source}: not JSON: {error}") from None
 
 
 def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str | None]:
@@ -311,6 +308,8 @@ def _number(value: int) -> str:
 
 
 def _show(value: object) -> str:
+    import json
+
     text = json.dumps(value) if isinstance(value, (str, int, float, bool)) else f"{_type_name(value)}"
     return text if len(text) <= 60 else text[:57] + "..."
 

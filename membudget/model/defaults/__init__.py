@@ -7,8 +7,9 @@ and null keeps its null.
 
 from __future__ import annotations
 
-import json
 import os
+
+from membudget.quick_json import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def class_defaults(model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     try:
         with open(os.path.join(HERE, f"{model_type}.json"), encoding="utf-8") as file:
-            table = json.load(file)
+            table = loads(file.read())
     except OSError:
         return {}, {}
     return table["values"], table["aliases"]

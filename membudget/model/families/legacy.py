@@ -431,9 +431,16 @@ def _dory_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
 
 
 DORY_ATTENTION = gqa(bias="attention_bias", gate="g_proj")
+
+
+def _dory(block: Block) -> Block:
+    """Checkpoints count an attention and the MLP behind it as one layer."""
+    return Block(lambda layer: block.tensors(layer.at(f"backbone.layers.{layer.index // 2}.")))
+
+
 register(
     "dory",
-    when(
+    _dory(when(
         lambda layer: layer.kind == "mlp",
         together(
             glu(bias="mlp_bias"),
@@ -447,7 +454,7 @@ register(
             weight("self_attn.sqk", _dory_wide, role="attn"),
             weight("lambda_1", "hidden_size"),
         ),
-    ),
+    )),
     norms=(),
     root="backbone.",
     embed="embeddings",
