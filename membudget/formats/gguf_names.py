@@ -145,6 +145,8 @@ _INSIDE = {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
     "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 
 #: Model types whose post_attention_layernorm stands behind the attention and not before the MLP.
