@@ -51,23 +51,53 @@ def compare(log: EngineLog, model: Model | None, known: Mapping[str, Any] | None
     if memory is None:
         return Compared(None, (), "the log does not print the memory of the pool")
     request, drafts = _request(log, model, dict(known or {}))
-    version = request.version
-    given = bool(known and "version" in known)
-    named = version_of(log) if not given else None
-    if given or (named is not None and named >= OLDEST):
-        return _one(log, request, memory, drafts, "")
-    if named is not None:
+    named = version_of(log) if known is None or "version" not in known else OLDEST
+    if named is not None and named < OLDEST:
         return Compared(None, (), f"vLLM {log.version}: the arithmetic is known since {_dotted(OLDEST)}")
+    if named is not None:
+        return _with_unsaid(log, request, memory, drafts)
     fits = []
     for candidate in reversed(READ):
         version = _dotted(candidate)
-        found = _one(log, request._replace(version=version), memory, drafts, "")
+        found = _with_unsaid(log, request._replace(version=version), memory, drafts)
         if found.checks and all(check.holds for check in found.checks):
             fits.append((version, found))
     if not fits:
-        return Compared(None, (), "the log has no vLLM version, and the figures are of none that is known")
+        return Compared(None, (), "the log has no vLLM version, and no known one has all of these figures", request)
     names = fits[0][0] if len(fits) == 1 else f"{fits[-1][0]} to {fits[0][0]}"
-    return fits[0][1]._replace(note=f"the log has no version; the figures are those of vLLM {names}")
+    said = f"; {fits[0][1].note}" if fits[0][1].note else ""
+    return fits[0][1]._replace(note=f"the log has no version; the figures are those of vLLM {names}{said}")
+
+
+def _with_unsaid(log: EngineLog, request: PoolRequest, memory: Figure, drafts: bool) -> Compared:
+    """The arithmetic with the defaults, and where that differs, with settings that the log does not print.
+
+    A setting is only taken when it makes every figure equal, and the note says so.
+    """
+    first = _one(log, request, memory, drafts)
+    if (first.checks and all(check.holds for check in first.checks)) or drafts:
+        return first
+    for change, text in _unsaid(request):
+        other = _one(log, request._replace(**change), memory, drafts)
+        if other.checks and all(check.holds for check in other.checks):
+            return other._replace(note=f"the log does not say it, but the figures are those of {text}")
+    return first
+
+
+def _unsaid(request: PoolRequest) -> list[tuple[dict[str, Any], str]]:
+    kinds = {cache.kind for cache in request.model.caches}
+    out: list[tuple[dict[str, Any], str]] = []
+    if request.prefix_caching is None and "recurrent" in kinds:
+        out += [({"prefix_caching": True}, "prefix caching on"), ({"prefix_caching": False}, "prefix caching off")]
+    if kinds & {"sliding", "chunked"}:
+        if request.async_scheduling is None:
+            out.append(({"async_scheduling": False}, "async scheduling off"))
+        if request.max_num_batched_tokens is None:
+            out += [
+                ({"max_num_batched_tokens": size}, f"max_num_batched_tokens {size:,}")
+                for size in (2048, 4096, 8192, 16384, 32768)
+            ]
+    return out
 
 
 def _request(log: EngineLog, model: Model, known: dict[str, Any]) -> tuple[PoolRequest, bool]:
@@ -129,7 +159,7 @@ def _memory(log: EngineLog) -> Figure | None:
     return log.get("reserved_kv") or log.get("available_kv")
 
 
-def _one(log: EngineLog, request: PoolRequest, memory: Figure, drafts: bool, note: str) -> Compared:
+def _one(log: EngineLog, request: PoolRequest, memory: Figure, drafts: bool) -> Compared:
     low, middle, high = (memory.number - int(memory.half), memory.number, memory.number + int(memory.half))
     try:
         pools = [plan_pool(request._replace(available=max(size, 0))) for size in (low, middle, high)]
@@ -141,6 +171,7 @@ def _one(log: EngineLog, request: PoolRequest, memory: Figure, drafts: bool, not
     block = log.get("block_size")
     if block is not None:
         found.append(_exact("block_size", block, pools[1].block_size))
+    note = ""
     if drafts:
         note = "speculative decoding: the drafter's own layers are not in the log, so the pool may be larger per token"
         found = [check if check.holds else check._replace(holds=None) for check in found]
@@ -230,8 +261,8 @@ def options(log: EngineLog, compared: Compared) -> list[Option]:
         changes: list[tuple[str, dict[str, Any]]] = []
         if request.kv_cache_dtype in ("auto", "bfloat16", "float16"):
             changes.append(("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}))
-        if pool.max_model_len >= 2:
-            half = pool.max_model_len // 2
+        if pool.request_len >= 2:
+            half = pool.request_len // 2
             changes.append((f"--max-model-len {half} (half)", {"max_model_len": half}))
         if request.max_num_batched_tokens and request.max_num_batched_tokens > 2048:
             changes.append(("--max-num-batched-tokens 2048", {"max_num_batched_tokens": 2048}))
