@@ -153,7 +153,9 @@ def _failed(error: Exception, as_json: bool) -> tuple[int, str]:
 
 
 def _code_of(error: Exception) -> int:
-    if getattr(error, "reachable", None) is False or isinstance(error, (ImportError, FileNotFoundError)):
+    if isinstance(error, ImportError):
+        return BUG if (error.name or "").startswith("membudget") else 3
+    if getattr(error, "reachable", None) is False or isinstance(error, FileNotFoundError):
         return 3
     if getattr(error, "exit_code", None) is not None:
         return int(getattr(error, "exit_code"))  # noqa: B009

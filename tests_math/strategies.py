@@ -37,13 +37,16 @@ def llama_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 #: What people, scripts and cats type behind `membudget`.
+_WORDS = [
+    "plan", "count", "check", "fleet", "machines", "formats", "models", "schema", "pool", "init", "fetch",
+    "log", "oracle", "help", "--help", "-h", "--version", "--json", "--ctx", "--users", "--machine",
+    "--format", "--kv-cache-dtype", "--engine", "--why", "--layers", "--params", "--kv-heads", "--tp",
+    "--gpu-memory-utilization", "--available-kv", "--as", "--offline", "--machines", "--node", "--ctx=8k",
+    "--users=-1", "--", "-", "Qwen/Qwen3-8B", "dgx-spark", "rtx-4090", "this-machine", "bf16", "q4_k_m",
+    "8", "32k", "0", "-1", "1e9", "nan", "60GiB", "8xh100", "budgets/", ".",
+]  # fmt: skip
 _words = st.one_of(
-    st.sampled_from(
-        "plan count check fleet machines formats models schema pool init fetch log oracle help --help -h --version "
-        "--json --ctx --users --machine --format --kv-cache-dtype --engine --why --layers --params --kv-heads --tp "
-        "--gpu-memory-utilization --available-kv --as --offline --machines --node --ctx=8k --users=-1 -- - "
-        "Qwen/Qwen3-8B dgx-spark rtx-4090 this-machine bf16 q4_k_m 8 32k 0 -1 1e9 nan 60GiB 8xh100 budgets/ .".split()
-    ),
+    st.sampled_from(_WORDS),
     st.text(max_size=12),
     st.text(alphabet=st.characters(codec=None, categories=("Cs", "Cc", "So")), max_size=4),
 )
