@@ -82,7 +82,9 @@ def main() -> None:
             print(f"{model_type}: not a dataclass, skipped", file=sys.stderr)
             continue
         found = table(config_class)
-        text = json.dumps({"transformers": transformers.__version__, **(found or {})}, sort_keys=True, indent=0, allow_nan=False)
+        text = json.dumps(
+            {"transformers": transformers.__version__, **(found or {})}, sort_keys=True, indent=0, allow_nan=False
+        )
         (OUT / f"{model_type}.json").write_text(text + "\n")
 
 

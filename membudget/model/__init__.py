@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
-from membudget.model.families import FAMILIES, Family
+from membudget.model.families import Family, all_families, find
 from membudget.model.tensors import ParameterCount, Tensor, count
 
 TYPE_CHECKING = False
@@ -72,11 +72,11 @@ def build(config: Config | Mapping[str, Any] | str | os.PathLike[str], name: str
         config = Config(config, name or "config")
     elif not isinstance(config, Config):
         config = load(config)
-    family = FAMILIES.get(config.model_type)
+    family = find(config.model_type)
     if family is None:
         raise UnknownModelType(
             f"{config.source}: model_type {config.model_type!r} has no recipe, so nothing is counted. "
-            f"Known are: {', '.join(sorted(FAMILIES))}. "
+            f"Known are: {', '.join(sorted(all_families()))}. "
             "To add one, see docs/new-model-family.md"
         )
     return Model(config.with_defaults(*class_defaults(config.model_type)), family, name or config.source)

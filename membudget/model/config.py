@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from membudget.quick_json import loads
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -59,7 +61,7 @@ class Config:
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
         self._memo: dict[Any, Any] = {}
         if not isinstance(self.model_type, str) or not self.model_type:
-            raise ConfigError(f"{source}: no model_type; a config.json from the hub has one, for example \"llama\"")
+            raise ConfigError(f'{source}: no model_type; a config.json from the hub has one, for example "llama"')
 
     def with_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Config:
         """The same config; keys it does not have at all are looked up in `defaults`.

@@ -114,9 +114,7 @@ def mamba2(
 
     def cache(layer: Layer) -> CacheSpec:
         kept = size(layer, inner) * size(layer, state)
-        return recurrent(
-            layer, State("conv", convolved(layer) * size(layer, kernel)), State("ssm", kept, fp32=True)
-        )
+        return recurrent(layer, State("conv", convolved(layer) * size(layer, kernel)), State("ssm", kept, fp32=True))
 
     return Block(tensors, cache)
 

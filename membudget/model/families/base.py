@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from collections.abc import Callable, Iterable, Iterator
 
 from membudget.model.blocks import NOTHING, Block, Flag, Layer, Size, flag, norm, norms, size
@@ -60,6 +62,7 @@ class Family:
         self.root, self.embed, self.layers_name, self.final, self.head = root, embed, layers, final, head
         self.final_bias = norm_bias if final_bias is None else final_bias
         self.embed_size, self.head_size, self.head_bias, self.tied = embed_size, head_size, head_bias, tied
+        self.module = ""
         self.before, self.after, self.cache_list, self.mtp, self.derive = before, after, caches, mtp, derive
         self.blocks = (*layer, _norms(norms, norm_bias))
 
@@ -75,7 +78,8 @@ class Family:
         own = _per_layer(config)
         at = f"{self.root}{self.layers_name}."
         return [
-            Layer(config.overlay(own[i]) if i in own else config, i, kinds[i], f"{at}{i}.", ffn[i]) for i in range(count)
+            Layer(config.overlay(own[i]) if i in own else config, i, kinds[i], f"{at}{i}.", ffn[i])
+            for i in range(count)
         ]
 
     def tensors(self, config: Config) -> Iterator[Tensor]:
@@ -199,9 +203,7 @@ def sparse_step(config: Config) -> list[str]:
     """Dense where mlp_only_layers says so or decoder_sparse_step skips (Qwen)."""
     step, dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers") or ()
     experts = config.size("num_experts")
-    return [
-        "sparse" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(config.layers)
-    ]
+    return ["sparse" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(config.layers)]
 
 
 FAMILIES: dict[str, Family] = {}
@@ -210,6 +212,7 @@ FAMILIES: dict[str, Family] = {}
 def register(model_types: str, *layer: Block, **declared: Any) -> None:
     """Declare a family for these model_types, separated by spaces."""
     family = Family(*layer, **declared)
+    family.module = sys._getframe(1).f_globals["__name__"]
     for model_type in model_types.split():
         if model_type in FAMILIES:
             raise ValueError(f"model_type {model_type!r} is declared twice")

@@ -112,7 +112,10 @@ register(
 register(
     "diffllama",
     LLAMA,
-    *(weight(f"self_attn.lambda_{part}", lambda layer: layer.config.head_dim, role="attn") for part in ("q1", "k1", "q2", "k2")),
+    *(
+        weight(f"self_attn.lambda_{part}", lambda layer: layer.config.head_dim, role="attn")
+        for part in ("q1", "k1", "q2", "k2")
+    ),
     glu(),
 )
 register("granite_swa", gqa(bias="attention_bias", sinks="sinks"), glu(bias="mlp_bias"), kinds=sliding_if_set)

@@ -1,13 +1,26 @@
-"""Older encoders and encoder-decoders whose causal-LM form transformers still builds: BERT, BART and kin."""
+"""Older encoders whose causal-LM form transformers still builds: BERT, RoBERTa, XLM, XLNet and kin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from membudget.model.blocks import NOTHING, Block, Flag, Layer, Size, flag, linear, norm, norms, size, together, weight, when
+from membudget.model.blocks import (
+    NOTHING,
+    Block,
+    Flag,
+    Layer,
+    Size,
+    flag,
+    linear,
+    norm,
+    norms,
+    size,
+    together,
+    weight,
+    when,
+)
 from membudget.model.caches import CacheSpec
-from membudget.model.config import Config
 from membudget.model.families.base import register
 from membudget.model.families.legacy import positions
 from membudget.model.feedforward import mlp
@@ -16,7 +29,8 @@ from membudget.model.tensors import Tensor
 # ---- BERT -------------------------------------------------------------------------------------
 
 
-def _mha_cache(layer: Layer) -> CacheSpec:
+def mha_cache(layer: Layer) -> CacheSpec:
+    """Keys and values of every head, hidden_size wide."""
     c = layer.config
     d = c.integer("hidden_size") // c.heads
     return CacheSpec(layer.index, "full", c.heads, d, d)
@@ -38,7 +52,7 @@ def _bert_layer(
         yield from linear(at + "output.dense", hidden, inner, "mlp", True)
         yield from norm(at + output_norm, hidden, True)
 
-    return Block(tensors, _mha_cache)
+    return Block(tensors, mha_cache)
 
 
 def _embeddings(
@@ -109,7 +123,12 @@ def _bert(
 
 
 CLS_DECODER, LM_DECODER = "cls.predictions.decoder", "lm_head.decoder"
-ROBERTA = ("camembert", "roberta."), ("xlm-roberta", "roberta."), ("roberta", "roberta."), ("data2vec-text", "data2vec_text.")
+ROBERTA = (
+    ("camembert", "roberta."),
+    ("xlm-roberta", "roberta."),
+    ("roberta", "roberta."),
+    ("data2vec-text", "data2vec_text."),
+)
 _bert("bert", "bert.", CLS, CLS_DECODER)
 for model_type, prefix in ROBERTA:
     _bert(model_type, prefix, LM_HEAD, LM_DECODER)
@@ -164,7 +183,11 @@ _bert(
     layer=_bert_layer(qkv_bias="use_bias"),
     after=Block(
         lambda layer: linear(
-            layer.prefix + "pooler", layer.config.integer("hidden_size"), layer.config.integer("hidden_size"), "other", True
+            layer.prefix + "pooler",
+            layer.config.integer("hidden_size"),
+            layer.config.integer("hidden_size"),
+            "other",
+            True,
         )
     ),
 )
@@ -288,7 +311,7 @@ def _languages(layer: Layer) -> bool:
 
 register(
     "xlm",
-    Block(lambda layer: _xlm(layer.at("transformer.")), _mha_cache),
+    Block(lambda layer: _xlm(layer.at("transformer.")), mha_cache),
     norms=(),
     root="transformer.",
     embed="embeddings",
@@ -321,7 +344,7 @@ def _xlnet(layer: Layer) -> Iterator[Tensor]:
 
 register(
     "xlnet",
-    Block(_xlnet, _mha_cache),
+    Block(_xlnet, mha_cache),
     norms=(),
     root="transformer.",
     embed="word_embedding",
@@ -331,133 +354,4 @@ register(
     head="lm_loss",
     head_bias=True,
     caches=lambda config, layers: [CacheSpec(layer.index, "none") for layer in layers],
-)
-
-# ---- BART: decoders with cross attention ------------------------------------------------------
-
-
-def _bart_layer(bias: Flag = True, k_bias: bool = True) -> Block:
-    """Self attention, cross attention and MLP, each with a LayerNorm."""
-
-    def tensors(layer: Layer) -> Iterator[Tensor]:
-        c, at, b = layer.config, layer.prefix, flag(layer, bias)
-        hidden, inner = c.integer("hidden_size"), c.integer("intermediate_size")
-        for part in ("self_attn", "encoder_attn"):
-            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                yield from linear(f"{at}{part}.{name}", hidden, hidden, "attn", b and (k_bias or name != "k_proj"))
-            yield from norm(f"{at}{part}_layer_norm", hidden, True)
-        yield from linear(at + "fc1", inner, hidden, "mlp", True)
-        yield from linear(at + "fc2", hidden, inner, "mlp", True)
-        yield from norm(at + "final_layer_norm", hidden, True)
-
-    return Block(tensors, _mha_cache)
-
-
-def _decoder_keys(config: Config) -> dict[str, int]:
-    """The decoder's own sizes under the usual names."""
-    names = {
-        "num_hidden_layers": ("decoder_layers", "num_decoder_layers"),
-        "num_attention_heads": ("decoder_attention_heads", "num_decoder_attention_heads"),
-        "intermediate_size": ("decoder_ffn_dim",),
-    }
-    found = {}
-    for key, others in names.items():
-        for other in others:
-            if config.get(other) is not None:
-                found[key] = config.integer(other)
-    return found
-
-
-def _cross_too(config: Config, layers: list[Layer]) -> list[CacheSpec]:
-    """Every layer keeps its own keys and values and those of the encoder's output."""
-    own = [_mha_cache(layer) for layer in layers]
-    return own + [spec._replace(kind="cross") for spec in own]
-
-
-def _bart(
-    types: str,
-    *,
-    more: int = 0,
-    rows: str = "max_position_embeddings",
-    embed_norm: Flag = False,
-    final: str = "",
-    layer: Block | None = None,
-    **declared: Any,
-) -> None:
-    """A BART-like decoder: learned positions (`more` rows than configured), an optional norm on them."""
-    register(
-        types,
-        layer or _bart_layer(),
-        norms=(),
-        root="model.decoder.",
-        final=final,
-        final_bias=True,
-        before=together(
-            positions("embed_positions", more, rows), when(embed_norm, norms("layernorm_embedding", bias=True))
-        ),
-        derive=_decoder_keys,
-        caches=_cross_too,
-        **declared,
-    )
-
-
-_bart("bart mvp plbart", more=2, embed_norm=True)
-_bart("mbart", more=2, embed_norm=True, final="layer_norm")
-_bart("blenderbot pegasus", final="layer_norm")
-_bart("blenderbot-small", embed_norm=True)
-_bart("bigbird_pegasus", embed_norm=True, tied=False, layer=_bart_layer(bias="use_bias"))
-_bart("whisper", rows="max_target_positions", final="layer_norm", head="proj_out", layer=_bart_layer(k_bias=False))
-_bart("marian", embed_size=(lambda layer: layer.config.integer("decoder_vocab_size", layer.config.integer("vocab_size")), "hidden_size"))
-register(
-    "trocr",
-    _bart_layer(),
-    norms=(),
-    root="model.decoder.",
-    final="",
-    before=together(
-        when("use_learned_position_embeddings", positions("embed_positions", 2)),
-        when("layernorm_embedding", norms("layernorm_embedding", bias=True)),
-    ),
-    head="output_projection",
-    tied=False,
-    derive=_decoder_keys,
-    caches=_cross_too,
-)
-
-
-def _prophet(layer: Layer) -> Iterator[Tensor]:
-    c, at = layer.config, layer.prefix
-    hidden, inner = c.integer("hidden_size"), c.integer("intermediate_size")
-    for part in ("self_attn", "cross_attn"):
-        for name in ("query_proj", "key_proj", "value_proj", "out_proj"):
-            yield from linear(f"{at}{part}.{name}", hidden, hidden, "attn", True)
-        yield from norm(f"{at}{part}_layer_norm", hidden, True)
-    buckets = c.integer("num_buckets") * c.heads
-    yield from linear(at + "self_attn.relative_pos_embeddings", buckets, hidden, "attn", True)
-    yield from linear(at + "feed_forward.intermediate", inner, hidden, "mlp", True)
-    yield from linear(at + "feed_forward.output", hidden, inner, "mlp", True)
-    yield from norm(at + "feed_forward_layer_norm", hidden, True)
-
-
-def _prophet_embeddings(layer: Layer) -> Iterator[Tensor]:
-    c, at = layer.config, layer.prefix + "decoder."
-    hidden = c.integer("hidden_size")
-    yield Tensor(at + "position_embeddings.weight", (c.integer("max_position_embeddings"), hidden), "embed")
-    yield Tensor(at + "ngram_embeddings.weight", (c.integer("ngram"), hidden), "embed")
-    yield from norm(at + "embeddings_layer_norm", hidden, True)
-    if not c.tied:
-        yield Tensor(at + "word_embeddings.weight", (c.integer("vocab_size"), hidden), "embed")
-
-
-register(
-    "prophetnet",
-    Block(_prophet, _mha_cache),
-    norms=(),
-    root="prophetnet.",
-    embed="word_embeddings",
-    layers="decoder.layers",
-    final="",
-    before=Block(_prophet_embeddings),
-    derive=_decoder_keys,
-    caches=_cross_too,
 )

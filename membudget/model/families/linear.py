@@ -28,9 +28,7 @@ register("qwen3_5_text qwen3_5", QWEN35, glu(), kinds=one_full_linear(), mtp=mtp
 register("qwen3_5_moe_text qwen3_5_moe", QWEN35, QWEN_SHARED, kinds=one_full_linear(), mtp=mtp_block())
 register(
     "lara_mini",
-    by_kind(
-        {"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")
-    ),
+    by_kind({"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")),
     moe(stacked=STACKED, shared="shared_expert_intermediate_size", shared_name="shared_expert."),
     kinds=one_full_linear(),
 )
@@ -60,7 +58,11 @@ def _kimi_kinds(config: Config) -> list[str]:
 
 def _kimi(config: Config) -> dict[str, int]:
     linear = config.section("linear_attn_config")
-    names = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim", "linear_conv_kernel_dim": "short_conv_kernel_size"}
+    names = {
+        "linear_num_heads": "num_heads",
+        "linear_head_dim": "head_dim",
+        "linear_conv_kernel_dim": "short_conv_kernel_size",
+    }
     return {key: linear.integer(name) for key, name in names.items() if linear.get(name) is not None}
 
 
@@ -99,9 +101,7 @@ register(
             "full_attention": mla(bias="attention_bias", name="attention.", out="dense", gate="g_proj"),
         }
     ),
-    dense_or(
-        moe(bias_buffer="gate.expert_bias", shared=times("moe_intermediate_size", "num_shared_experts")), glu()
-    ),
+    dense_or(moe(bias_buffer="gate.expert_bias", shared=times("moe_intermediate_size", "num_shared_experts")), glu()),
     embed="word_embeddings",
     tied=False,
     kinds=_bailing_kinds,
@@ -142,9 +142,7 @@ register(
 register(
     "lfm2_moe",
     by_kind({"full_attention": LFM2_ATTENTION, "conv": short_conv()}),
-    dense_or(
-        moe(names=W132, bias_buffer="expert_bias", name="feed_forward."), glu(name="feed_forward.", names=W132)
-    ),
+    dense_or(moe(names=W132, bias_buffer="expert_bias", name="feed_forward."), glu(name="feed_forward.", names=W132)),
     ffn=first_dense("num_dense_layers"),
     **LFM2,
 )

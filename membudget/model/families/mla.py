@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
+from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
-from membudget.model.families.base import PRE, first_dense, full, register
+from membudget.model.families.base import PRE, first_dense, register
 from membudget.model.families.heads import mtp_layers
 from membudget.model.feedforward import glu, moe, times
 from membudget.model.latent import mla, own_indexer
@@ -26,7 +26,13 @@ register(
     ),
     ffn=first_dense(),
 )
-register("deepseek_v3 kimi_k2 sarvam_mla", MLA, dense_or(SHARED, glu()), ffn=first_dense(), mtp=mtp_layers(own_embeddings=True))
+register(
+    "deepseek_v3 kimi_k2 sarvam_mla",
+    MLA,
+    dense_or(SHARED, glu()),
+    ffn=first_dense(),
+    mtp=mtp_layers(own_embeddings=True),
+)
 register("glm4_moe_lite", MLA, dense_or(SHARED, glu()), ffn=first_dense(default=1), mtp=mtp_layers())
 
 
@@ -36,9 +42,7 @@ def _indexers(config: Config) -> dict[str, list[str]]:
     offset = config.integer("index_skip_topk_offset", 2, minimum=0)
     if config.get("indexer_types") is not None:
         return {}
-    return {
-        "indexer_types": ["shared" if max(i - offset + 1, 0) % freq else "full" for i in range(config.layers)]
-    }
+    return {"indexer_types": ["shared" if max(i - offset + 1, 0) % freq else "full" for i in range(config.layers)]}
 
 
 register(
@@ -192,4 +196,3 @@ register(
     kinds=lambda config: ["full_attention"] * config.integer("num_layers", maximum=10_000),
     caches=_longcat_caches,
 )
-_ = (full, when)

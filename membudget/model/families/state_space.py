@@ -9,7 +9,7 @@ from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, toge
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import Config
 from membudget.model.families.base import register
-from membudget.model.families.experts import GRANITE, GRANITE_SHARED
+from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
 from membudget.model.feedforward import glu, mlp, moe, optional
 from membudget.model.state import conv, expanded, mamba1, mamba2, recurrent, time_step_rank
 from membudget.model.tensors import Tensor
@@ -73,9 +73,7 @@ register(
             ),
         }
     ),
-    dense_or(
-        moe(width="intermediate_size", router="router.weight", name="feed_forward."), glu(name="feed_forward.")
-    ),
+    dense_or(moe(width="intermediate_size", router="router.weight", name="feed_forward."), glu(name="feed_forward.")),
     norms=HYBRID_NORMS,
     final="final_layernorm",
     kinds=_attention_at,
@@ -189,9 +187,7 @@ NEMOTRON = by_kind(
         ),
     }
 )
-register(
-    "nemotron_h", NEMOTRON, kinds=_nemotron_kinds, count=_nemotron_count, tied=False, **BACKBONE
-)
+register("nemotron_h", NEMOTRON, kinds=_nemotron_kinds, count=_nemotron_count, tied=False, **BACKBONE)
 
 
 # ---- Zamba: Mamba layers, and one or two transformer blocks that several layers share -----
@@ -266,9 +262,7 @@ def _zamba_kinds(config: Config) -> list[str]:
         return ["hybrid" if i in ids else "mamba" for i in range(config.layers)]
     period, offset = config.integer("attn_layer_period", 6), config.size("attn_layer_offset", 4)
     # The class fixes the first three layers and counts the period from the fourth.
-    return [
-        "hybrid" if i == 2 or (i >= 3 and (i - 3) % period == offset) else "mamba" for i in range(config.layers)
-    ]
+    return ["hybrid" if i == 2 or (i >= 3 and (i - 3) % period == offset) else "mamba" for i in range(config.layers)]
 
 
 def _zamba_cache(layer: Layer) -> CacheSpec:
