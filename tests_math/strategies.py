@@ -54,3 +54,120 @@ command_lines = st.one_of(
     st.lists(_words, max_size=8),
     st.tuples(st.sampled_from(["plan", "count", "fleet", "pool"]), st.just("Qwen/Qwen3-8B"), _words, _words).map(list),
 )
+
+
+@st.composite
+def tolerances(draw: st.DrawFn, unit: str = "bytes") -> Any:
+    """Any tolerance of a budget's lines."""
+    from membudget.tolerance import EXACT, Tolerance
+
+    kind = draw(st.sampled_from(["exact", "within", "within+", "below"]))
+    if kind == "exact":
+        return EXACT
+    if kind != "below" and draw(st.booleans()):
+        return Tolerance(kind, draw(st.integers(0, 10**11)), "%")
+    return Tolerance(kind, draw(st.integers(0, 2**60)), unit)
+
+
+@st.composite
+def size_texts(draw: st.DrawFn) -> str:
+    """A size as people write it, a whole number of bytes."""
+    unit = draw(st.sampled_from(["B", "kB", "MB", "GB", "KiB", "MiB", "GiB"]))
+    number = draw(st.integers(0, 999_999))
+    text = draw(st.sampled_from([f"{number}", f"{number:_}"]))
+    half = ".5" if unit != "B" and draw(st.booleans()) else ""
+    return f"{text}{half}{draw(st.sampled_from(['', ' ']))}{unit}"
+
+
+#: What a budget file must refuse wherever a number, a size or a word stands, as JSON values.
+budget_junk = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 0),
+    st.sampled_from([0.5, 8.25, -1.5]),
+    st.sampled_from(["", " ", "8G", "8 gb", "32k", "010", "1e3", "12:30", "on", "yes", "8,192", "-8", "x" * 70, "within 1", "GiB"]),
+    st.just([]),
+    st.just({}),
+    st.just({"on": True}),
+    st.just([[1]]),
+)
+
+
+@st.composite
+def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
+    """A budget file's content as JSON: good, or with a few fields spoilt, left out or invented."""
+    count = st.one_of(st.integers(1, 2**24), st.sampled_from(["8Ki", "32 Ki", "1Mi", "8_192", "8192"]))
+    counts = st.one_of(count, st.lists(count, min_size=1, max_size=3, unique_by=str))
+    words = st.sampled_from(["bf16", "fp8", "dgx-spark", "Qwen/Qwen3-8B", "./config.json"])
+    size = size_texts()
+    number = st.one_of(
+        st.integers(0, 2**60),
+        st.sampled_from(["8_030_261_248", "within 1% of 100", "within +2 of 1_000", "below 10", "within 2 of 8Ki"]),
+    )
+    bytes_expected = st.one_of(
+        st.integers(0, 2**60),
+        size,
+        size.map(lambda text: f"within 0.5% of {text}"),
+        size.map(lambda text: f"below {text}"),
+        size.map(lambda text: f"within +{text} of {text}"),
+    )
+    share = st.sampled_from([0.25, 0.5, 1, 0.85])
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "model": st.one_of(words, st.lists(words, min_size=1, max_size=2, unique=True)),
+        "format": words,
+        "kv_cache_dtype": words,
+        "ctx": counts,
+        "users": counts,
+        "machine": words,
+        "why": st.text("abc xyz.", min_size=1).filter(str.strip),
+        "engine": st.one_of(
+            st.fixed_dictionaries({"vllm": st.fixed_dictionaries({}, optional={"gpu_memory_utilization": share, "block_size": count, "enforce_eager": st.booleans()})}),
+            st.just({"transformers": {"attention": "eager", "logits": "every"}}),
+            st.just({"llama_cpp": {"n_ubatch": 512}}),
+        ),
+        "overhead": st.fixed_dictionaries({}, optional={"cuda_context": size, "non_torch": size}),
+        "os_reserve": size,
+        "capacity": st.sampled_from(["reported", "nominal"]),
+        "expect": st.fixed_dictionaries(
+            {},
+            optional={"fits": st.booleans(), "params": number, "weights": bytes_expected, "max_users": number,
+                      "headroom": st.one_of(st.integers(-(2**50), 2**50), size.map(lambda text: f"-{text}"))},
+        ),
+        "measure": st.fixed_dictionaries({}, optional={"weights": tolerances().map(str), "pool_tokens": tolerances("count").map(str)}),
+        "break": st.just([{"attention": "eager", "ctx": "16Ki", "outcome": "out_of_memory", "expect": {"scores": "16 GiB"}}]),
+        "ceiling": size,
+    }  # fmt: skip
+    fields = draw(st.sets(st.sampled_from(sorted(parts)))) | set(draw(st.sampled_from([(), ("model", "ctx", "users", "machine")])))
+    document = {name: draw(parts[name]) for name in parts if name in fields}
+    for _ in range(draw(st.integers(0, 2))):
+        place: Any = document
+        while isinstance(place, (dict, list)) and place:
+            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            if not isinstance(place[key], (dict, list)) or draw(st.booleans()):
+                place[key] = draw(budget_junk)
+                break
+            place = place[key]
+        if isinstance(place, dict) and draw(st.integers(0, 3)) == 0:
+            place[draw(st.sampled_from(["contex", "users ", "Model", "on", "fits"]))] = draw(budget_junk)
+    return document
+
+
+@st.composite
+def _pool_caches(draw: st.DrawFn) -> Any:
+    """Layers of one model's caches: full, sliding and chunked, of one or two widths."""
+    from membudget.model import CacheSpec
+
+    count = draw(st.integers(1, 24))
+    kinds = draw(st.sampled_from([("full",), ("sliding",), ("full", "sliding"), ("full", "chunked"), ("chunked",)]))
+    window = draw(st.sampled_from([16, 128, 1000, 4096]))
+    heads, dim = draw(st.sampled_from([(1, 64), (2, 128), (8, 128), (16, 256)]))
+    wide = draw(st.sampled_from([1, 1, 2, 4]))
+    pattern = draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count))
+    return tuple(
+        CacheSpec(i, kind, heads * (wide if kind == "full" else 1), dim, dim, 0 if kind == "full" else window)
+        for i, kind in enumerate(pattern)
+    )
+
+
+#: What a model's layers keep, for vLLM's pool.
+pool_caches = _pool_caches()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from membudget.engines.vllm.groups import Group
-from membudget.engines.vllm.specs import Layer
+from membudget.engines.vllm.specs import Bucket, Spec
 from membudget.engines.vllm.versions import Rules
 
 
@@ -29,29 +29,36 @@ class Demand:
     stages: layer indices of each pipeline stage.  widths: bytes a block takes on each.
     """
 
-    __slots__ = ("groups", "layers", "need", "rules", "stages", "widths")
+    __slots__ = ("alike", "buckets", "groups", "need", "rules", "stages", "widths")
 
     def __init__(
         self,
         rules: Rules,
         groups: Sequence[Group],
-        layers: Sequence[Layer],
+        buckets: Sequence[Bucket],
         stages: Sequence[range],
         widths: Sequence[int],
         need: Need,
     ) -> None:
-        self.rules, self.groups, self.layers = rules, groups, layers
+        self.rules, self.groups, self.buckets = rules, groups, buckets
         self.stages, self.widths, self.need = stages, widths, need
+        alike: dict[Spec, int] = {}
+        for group in groups:
+            if not group.mixed:
+                spec = group.buckets[0].spec
+                alike[spec] = alike.get(spec, 0) + 1
+        self.alike = tuple(alike.items())
 
     def of_group(self, group: Group, length: int) -> int:
         """Blocks of a request in one group."""
         if group.mixed:
-            return max(spec.blocks(length, *self.need) for spec in {layer.spec for layer in group.layers})
-        return group.spec.blocks(length, *self.need)
+            return max(spec.blocks(length, *self.need) for spec, _ in group.buckets)
+        return group.buckets[0].spec.blocks(length, *self.need)
 
     def blocks(self, length: int) -> int:
         """Blocks of a request: every group draws its own from the one pool."""
-        return sum(self.of_group(group, length) for group in self.groups)
+        total = sum(self.of_group(group, length) for group in self.groups if group.mixed)
+        return total + sum(count * spec.blocks(length, *self.need) for spec, count in self.alike)
 
     def bytes(self, stage: int, length: int) -> int:
         """Bytes that the start-up check asks on this stage for a request of this length.
@@ -60,8 +67,11 @@ class Demand:
         (hybrids are under-checked).  Since 0.19: the blocks of all groups.
         """
         if self.rules.need == "layers":
-            own = (layer.spec for layer in self.layers if layer.index in self.stages[stage])
-            return sum(spec.page * spec.blocks(length, *self.need) for spec in own)
+            here = self.stages[stage]
+            return sum(
+                spec.page * spec.blocks(length, *self.need) * sum(layer in here for layer in layers)
+                for spec, layers in self.buckets
+            )
         if self.rules.need == "first":
             return self.widths[stage] * self.of_group(self.groups[0], length)
         return self.widths[stage] * self.blocks(length)

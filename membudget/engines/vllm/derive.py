@@ -5,7 +5,7 @@ from __future__ import annotations
 from membudget.engines.vllm.specs import SpecError
 from membudget.engines.vllm.states import DTYPE_BYTES
 from membudget.engines.vllm.versions import Rules
-from membudget.model.config import Config
+from membudget.model.config import Config, ConfigError
 from membudget.units import GIB
 
 #: Names of a model's longest sequence, all that are present count, the smallest decides (config/model.py).
@@ -66,6 +66,14 @@ def max_model_len(config: Config, asked: int | None) -> tuple[int, str]:
         length = int(length * factor)
         break
     return length, f"max_model_len {length:,}: from config.json (config/model.py)"
+
+
+def longest(config: Config) -> int | None:
+    """The model's own longest sequence, None where its config does not say."""
+    try:
+        return max_model_len(config, None)[0]
+    except (SpecError, ConfigError):
+        return None
 
 
 def batched_tokens(

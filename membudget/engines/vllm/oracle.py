@@ -51,6 +51,7 @@ class OracleRow(NamedTuple):
     max_concurrency: float | None
     mamba_cache_mode: str | None
     prefix_caching: bool | None
+    encoder_tokens: int | None
     groups: tuple[Mapping[str, Any], ...]
     layers: tuple[Mapping[str, Any], ...]
     error: str | None
@@ -248,6 +249,7 @@ def _row(raw: dict[str, Any]) -> OracleRow:
         max_concurrency=raw.get("concurrency"),
         mamba_cache_mode=raw.get("mamba_cache_mode"),
         prefix_caching=raw.get("prefix_caching"),
+        encoder_tokens=raw.get("max_num_encoder_input_tokens"),
         groups=tuple(raw.get("groups", ())),
         layers=tuple(raw.get("layers", ())),
         error=raw.get("error") or raw.get("failed"),

@@ -13,7 +13,7 @@ from membudget.engines.vllm import derive
 from membudget.engines.vllm.demand import Demand, Need, longest_that_fits
 from membudget.engines.vllm.groups import Group, GroupError, group
 from membudget.engines.vllm.result import Pool, PoolError, PoolGroup, PoolRequest
-from membudget.engines.vllm.specs import Layer, Setting, SpecError, build, resolve_kv_dtype
+from membudget.engines.vllm.specs import Bucket, Layers, Setting, Spec, SpecError, build, resolve_kv_dtype
 from membudget.engines.vllm.states import StateError
 from membudget.engines.vllm.versions import Rules, VersionError, rules
 
@@ -57,20 +57,20 @@ def _plan(q: PoolRequest) -> Pool:
     )
     built = build(setting, q.model.caches)
     why.extend(built.why)
-    layers, stages = _place(q, built.layers, setting, built.block)
-    hybrid = _hybrid_manager(q, layers, r, why)
+    buckets, stages = _place(q, built, setting)
+    hybrid = _hybrid_manager(q, buckets, r, why)
     length, text = derive.max_model_len(q.model.config, q.max_model_len)
     why.extend(filter(None, (text,)))
-    windows = any(layer.spec.kind in ("sliding", "chunked") for layer in layers)
+    windows = any(spec.kind in ("sliding", "chunked") for spec, _ in buckets)
     need = _in_flight(q, r, windows, length, why)
     available = _available(q, len(stages))
-    if not layers:
+    if not buckets:
         return _attention_free(q, r, built.block, length, kv_dtype, available, why)
     try:
-        groups = group(layers, r, hybrid, why)
+        groups = group(buckets, r, hybrid, why)
     except GroupError as error:
         raise PoolError(f"{q.model.name}: {error}") from None
-    return _carve(q, r, groups, layers, stages, available, length, need, built.block, kv_dtype, why)
+    return _carve(q, r, groups, buckets, stages, available, length, need, built.block, kv_dtype, why)
 
 
 def _check(q: PoolRequest) -> None:
@@ -90,30 +90,36 @@ def _check(q: PoolRequest) -> None:
         raise PoolError(f"num_gpu_blocks_override {q.num_gpu_blocks_override}: a pool has 1 block or more")
 
 
-def _place(q: PoolRequest, layers: tuple[Layer, ...], setting: Setting, block: int) -> tuple[list[Layer], list[range]]:
-    """Layers and drafter's layers, and each pipeline stage's layer indices (the drafter runs on the last)."""
+def _place(q: PoolRequest, built: Layers, setting: Setting) -> tuple[list[Bucket], list[range]]:
+    """The model's and the drafter's layers, and each pipeline stage's layers (the drafter runs on the last)."""
     count = max((cache.layer for cache in q.model.caches), default=-1) + 1
     stages = derive.stages(count, q.pp, q.pp_layers)
-    out = list(layers)
-    if q.draft_layers or q.draft_model is not None:
-        at = count
-        if q.draft_model is not None:
-            own = setting._replace(config=q.draft_model.config, block=block)
-            drafts = [layer.spec for layer in build(own, q.draft_model.caches).layers]
-        else:
-            full = [layer.spec for layer in layers if layer.spec.kind in ("full", "mla")]
-            if not full:
-                raise PoolError(f"{q.model.name}: no full-attention layer for a draft layer to be like")
-            drafts = [full[-1]] * q.draft_layers
-        out.extend(Layer(at + i, spec, draft=True) for i, spec in enumerate(drafts))
-        stages[-1] = range(stages[-1].start, at + len(drafts))
-    return out, stages
+    buckets = built.buckets
+    drafts: list[tuple[Spec, int]] = []
+    if q.draft_model is not None:
+        own = setting._replace(config=q.draft_model.config, block=built.block)
+        drafts = [(spec, len(layers)) for spec, layers in build(own, q.draft_model.caches).buckets]
+    elif q.draft_layers:
+        full = [spec for spec, _ in buckets if spec.kind in ("full", "mla")]
+        if not full:
+            raise PoolError(f"{q.model.name}: no full-attention layer for a draft layer to be like")
+        drafts = [(full[-1], q.draft_layers)]
+    at = count
+    for spec, layers in drafts:
+        mine = next((bucket for bucket in buckets if bucket.spec == spec), None)
+        if mine is None:
+            mine = Bucket(spec, [])
+            buckets.append(mine)
+        mine.layers.extend(range(at, at + layers))
+        at += layers
+    stages[-1] = range(stages[-1].start, at)
+    return buckets, stages
 
 
-def _hybrid_manager(q: PoolRequest, layers: Sequence[Layer], r: Rules, why: list[str]) -> bool:
+def _hybrid_manager(q: PoolRequest, buckets: Sequence[Bucket], r: Rules, why: list[str]) -> bool:
     if q.hybrid_manager is not None:
         return q.hybrid_manager
-    if not any(layer.spec.kind == "chunked" for layer in layers):
+    if not any(spec.kind == "chunked" for spec, _ in buckets):
         return True
     if q.speculative_tokens:
         why.append("hybrid KV cache manager off: chunked attention with a drafter (config/vllm.py)")
@@ -176,7 +182,7 @@ def _carve(
     q: PoolRequest,
     r: Rules,
     groups: tuple[Group, ...],
-    layers: Sequence[Layer],
+    buckets: Sequence[Bucket],
     stages: list[range],
     available: list[int],
     length: int,
@@ -185,7 +191,7 @@ def _carve(
     kv_dtype: str,
     why: list[str],
 ) -> Pool:
-    widths = [max(each.width(stage) for each in groups) for stage in stages]
+    widths = [max(each.width(stage if q.pp > 1 else None) for each in groups) for stage in stages]
     if not all(widths):
         raise PoolError(f"{q.model.name}: pipeline stage {widths.index(0)} has no layer with a cache")
     counts = [max(have // width, 0) for have, width in zip(available, widths, strict=True)]
@@ -200,17 +206,18 @@ def _carve(
     if r.null_block:
         checked = [have - width for have, width in zip(profiled, widths, strict=True)]
         why.append(f"the start-up check keeps back the null block, {max(widths):,} B (kv_cache_utils.py, {r.name})")
-    demand = Demand(r, groups, layers, stages, widths, need)
-    most = derive.max_model_len(q.model.config, None)[0] if q.max_model_len == -1 else length
+    demand = Demand(r, groups, buckets, stages, widths, need)
+    most = max(length, derive.longest(q.model.config) or 0)
     longest = longest_that_fits(demand, checked, most)
+    fitting = min(longest, length)
     error = None
     if q.max_model_len == -1:
         if r.version < (0, 14, 0):
             raise PoolError(f"max_model_len -1 does not exist in vLLM {r.name} (since 0.14.0)")
-        if longest == 0:
+        if fitting == 0:
             error = derive.cannot_fit()
         else:
-            length = longest
+            length = fitting
             why.append(f"max_model_len {length:,}: the longest request that fits (kv_cache_utils.py, auto-fit)")
     if error is None:
         error = _refusal(r, demand, checked, length)
@@ -228,16 +235,16 @@ def _carve(
         version=r.name,
         platform=q.platform,
         available=min(available),
-        max_model_len=length,
+        request_len=length,
         max_num_batched_tokens=q.max_num_batched_tokens,
         in_flight_tokens=need.flight,
         kv_cache_dtype=kv_dtype,
         block_size=block,
-        page_size=max(layer.spec.page for each in groups for layer in each.layers),
+        page_size=max(each.spec.page for each in groups),
         groups=tuple(
             PoolGroup(
                 each.spec.kind,
-                len(each.layers),
+                each.size,
                 each.spec.block,
                 each.width() if each.mixed else each.spec.page,
                 each.spec.window,
@@ -255,6 +262,7 @@ def _carve(
         max_concurrency=concurrency,
         blocks_per_request=per_request,
         need=max(demand.bytes(stage, length) for stage in range(len(stages))),
+        max_model_len=fitting,
         longest=longest,
         starts=error is None,
         error=error,
@@ -312,7 +320,7 @@ def _attention_free(
         version=r.name,
         platform=q.platform,
         available=min(available),
-        max_model_len=length,
+        request_len=length,
         max_num_batched_tokens=q.max_num_batched_tokens,
         in_flight_tokens=0,
         kv_cache_dtype=kv_dtype,
@@ -328,6 +336,7 @@ def _attention_free(
         max_concurrency=0.0,
         blocks_per_request=0,
         need=0,
+        max_model_len=length,
         longest=length,
         starts=True,
         error=None,

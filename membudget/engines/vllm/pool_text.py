@@ -36,7 +36,7 @@ def lines(pool: Pool) -> list[str]:
         f"a block       {pool.bytes_per_block:,} B",
         f"blocks        {pool.num_blocks:,} ({gib(pool.used)})",
         f"KV cache size {pool.tokens:,} tokens, as vLLM {pool.version} prints it",
-        f"concurrency   {pool.max_concurrency:.2f}x for {pool.max_model_len:,} tokens a request",
+        f"concurrency   {pool.max_concurrency:.2f}x for {pool.request_len:,} tokens a request",
         f"a request     {pool.blocks_per_request:,} blocks, {both(pool.need)}",
         f"longest       {pool.longest:,} tokens",
         "",

@@ -87,7 +87,9 @@ class Pool(NamedTuple):
     blocks_per_request, need: blocks and bytes of one request at max_model_len as the start-up check
     counts them.  max_concurrency: num_blocks / blocks_per_request.
     in_flight_tokens: tokens that windows reserve beyond themselves.
-    longest: the longest request that fits ("estimated maximum model length"), 0 when none does.
+    request_len: tokens of the request it was planned for (--max-model-len).
+    max_model_len: the longest request that fits, at most request_len; 0 when none does: where vLLM refuses,
+    its "estimated maximum model length".  longest: the same up to the model's own maximum.
     starts: whether vLLM starts.  error: its refusal in its words, or None.
     stages: bytes_per_block of every pipeline stage.  used: bytes that the blocks take on the widest stage.
     """
@@ -95,7 +97,7 @@ class Pool(NamedTuple):
     version: str
     platform: str
     available: int
-    max_model_len: int
+    request_len: int
     max_num_batched_tokens: int | None
     in_flight_tokens: int
     kv_cache_dtype: str
@@ -111,6 +113,7 @@ class Pool(NamedTuple):
     max_concurrency: float
     blocks_per_request: int
     need: int
+    max_model_len: int
     longest: int
     starts: bool
     error: str | None
@@ -122,7 +125,7 @@ class Pool(NamedTuple):
         return self.num_blocks * self.bytes_per_block
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, keys as documented; ``max_model_len`` is what vLLM will use, ``longest`` what would fit."""
+        """Plain values, keys as the fields, and ``used``."""
         out = self._asdict()
         out["groups"] = [each._asdict() for each in self.groups]
         out["stages"], out["why"] = list(self.stages), list(self.why)

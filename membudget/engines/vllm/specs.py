@@ -43,6 +43,14 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+#: Models whose caches vLLM packs by rules of their own, which are not restated here.
+NOT_KNOWN = {
+    "deepseek_v4": "pages of compressed, windowed and indexed layers side by side (block-outermost packing)",
+    "deepseek_ref": "pages of compressed, windowed and indexed layers side by side (block-outermost packing)",
+    "minimax_m3": "a sparse index beside keys and values",
+}
+
+
 class Spec(NamedTuple):
     """One layer's pages, as vLLM would group them: equal specs share a group.
 
@@ -78,18 +86,17 @@ class Spec(NamedTuple):
         return cdiv(cdiv(length, dcp), self.block)
 
 
-class Layer(NamedTuple):
-    """One entry of vLLM's cache: the model's layer it belongs to, its spec, and whether a draft model owns it."""
+class Bucket(NamedTuple):
+    """Entries of vLLM's cache that are alike: their spec, and the model's layers they belong to."""
 
-    index: int  # type: ignore[assignment]
     spec: Spec
-    draft: bool = False
+    layers: list[int]
 
 
 class Layers(NamedTuple):
     """All layers and what decides them: primary block size, mamba mode and page, and the reasons in words."""
 
-    layers: tuple[Layer, ...]
+    buckets: list[Bucket]
     block: int
     mamba_mode: str
     mamba_page: int
@@ -216,8 +223,15 @@ def build(setting: Setting, caches: Iterable[CacheSpec]) -> Layers:
     """Every layer's spec; `SpecError` or `StateError` where vLLM refuses or the rule is not known."""
     caches = tuple(caches)
     why: list[str] = []
+    if (special := NOT_KNOWN.get(setting.config.model_type)) is not None:
+        raise SpecError(
+            f"{setting.config.source}: vLLM keeps {special}; its pool is not known here. "
+            "Ask the installed vLLM: membudget oracle"
+        )
     latent = any(c.kind == "latent" for c in caches)
     indexer = any(c.index for c in caches)
+    if indexer:
+        setting = _sparse_dtype(setting, why)
     kernel, only, name = kernel_block(setting, latent, indexer)
     block = _primary_block(setting, kernel, only, name, why)
     attention = next((c for c in caches if c.per_token and c.kind in ("full", "latent")), None)
@@ -232,10 +246,35 @@ def build(setting: Setting, caches: Iterable[CacheSpec]) -> Layers:
             block = _align(setting, block, kernel, page, attention, shape, mode, why)
             page = block * _unit(setting, attention)
     mamba = _mamba_spec(setting, shape, page, block, mode) if shape is not None else None
-    out: list[Layer] = []
+    known: dict[tuple[object, ...], list[Bucket]] = {}
+    buckets: dict[Spec, Bucket] = {}
     for cache in caches:
-        out.extend(_layer(setting, cache, block, kernel, mamba))
-    return Layers(tuple(out), block, mode, page if recurrent else 0, tuple(why))
+        key = cache[1:]
+        mine = known.get(key)
+        if mine is None:
+            mine = known[key] = [
+                buckets.setdefault(spec, Bucket(spec, [])) for spec in _entries(setting, cache, block, kernel, mamba)
+            ]
+        for bucket in mine:
+            bucket.layers.append(cache.layer)
+    return Layers(list(buckets.values()), block, mode, page if recurrent else 0, tuple(why))
+
+
+def _sparse_dtype(setting: Setting, why: list[str]) -> Setting:
+    """Sparse MLA: fp8 is stored as fp8_ds_mla, except by FlashInfer (SM 10); GLM takes fp8 there by default."""
+    dtype, blackwell = setting.kv_dtype, setting.capability[0] == 10
+    if (
+        dtype == "auto"
+        and blackwell
+        and setting.config.model_type == "glm_moe_dsa"
+        and setting.rules.version >= (0, 32, 0)
+    ):
+        dtype = "fp8_e4m3"
+        why.append("kv_cache_dtype auto is fp8_e4m3: sparse GLM on SM 10 (models/config.py)")
+    if dtype.startswith("fp8") and dtype != "fp8_ds_mla" and not blackwell:
+        why.append(f"kv_cache_dtype {dtype} is stored as fp8_ds_mla, 656 B a token (mla/flashmla_sparse.py)")
+        dtype = "fp8_ds_mla"
+    return setting._replace(kv_dtype=dtype)
 
 
 def _primary_block(setting: Setting, kernel: int, only: bool, name: str, why: list[str]) -> int:
@@ -352,11 +391,11 @@ def _mamba_spec(setting: Setting, shape: states.Shapes, page: int, block: int, m
     return Spec("mamba", block, page, 0, shape=identity)
 
 
-def _layer(setting: Setting, cache: CacheSpec, block: int, kernel: int, mamba: Spec | None) -> list[Layer]:
+def _entries(setting: Setting, cache: CacheSpec, block: int, kernel: int, mamba: Spec | None) -> list[Spec]:
     """The entries of vLLM's cache for one layer: none for shared ones, two for a layer with attention and a state."""
     if cache.kind in ("shared", "none"):
         return []
-    out = [Layer(cache.layer, mamba)] if cache.states and mamba is not None else []
+    out = [mamba] if cache.states and mamba is not None else []
     if not cache.per_token:
         return out
     unit = _unit(setting, cache)
@@ -364,20 +403,20 @@ def _layer(setting: Setting, cache: CacheSpec, block: int, kernel: int, mamba: S
     if cache.kind == "latent":
         if cache.index:
             index = cache.index + 4 * (cache.index // INDEXER_BLOCK)
-            out.append(Layer(cache.layer, Spec("mla", block, block * index, index, shape=("indexer", index))))
+            out.append(Spec("mla", block, block * index, index, shape=("indexer", index)))
         latent = ("latent", cache.latent + cache.rope, setting.kv_dtype)
-        out.append(Layer(cache.layer, Spec("mla", block, block * unit, unit, shape=latent)))
+        out.append(Spec("mla", block, block * unit, unit, shape=latent))
     elif cache.kind in ("full", "recurrent"):
-        out.append(Layer(cache.layer, Spec("full", block, block * unit, unit, shape=shape)))
+        out.append(Spec("full", block, block * unit, unit, shape=shape))
     elif cache.kind == "cross":
-        out.append(Layer(cache.layer, Spec("cross", block, block * unit, unit, shape=shape)))
+        out.append(Spec("cross", block, block * unit, unit, shape=shape))
     elif cache.kind in ("sliding", "chunked"):
         own = block
         if cache.kind == "sliding":
             choice = setting.rules.sliding_block
             own = kernel if choice == "smallest" else max(kernel, block // kernel * kernel)
             own = block if choice == "primary" else own
-        out.append(Layer(cache.layer, Spec(cache.kind, own, own * unit, unit, cache.window, shape=shape)))
+        out.append(Spec(cache.kind, own, own * unit, unit, cache.window, shape=shape))
     else:
         raise SpecError(
             f"{setting.config.source}: how vLLM keeps a cache of kind {cache.kind!r} (layer {cache.layer}) "

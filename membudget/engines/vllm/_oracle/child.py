@@ -105,12 +105,29 @@ def engine_config(job: dict[str, Any], kv_cache_dtype: str, case: dict[str, Any]
     return EngineArgs(**arguments).create_engine_config(**extra)
 
 
+def inspect_here() -> None:
+    """Model classes are inspected in this process: the default is a second process that imports all again."""
+    try:
+        from vllm.model_executor.models import registry
+    except ImportError:
+        return
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda function: function()
+    fake_cuda.without_torchvision()
+
+
 def init_groups(job: dict[str, Any]) -> None:
     """A process group of one that says it is rank 0 of a larger one: only sizes are read."""
     import vllm.distributed.parallel_state as parallel
 
     parallel.init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
     parallel.initialize_model_parallel(1, 1, backend="gloo")
+    try:
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        init_workspace_manager(torch.device("meta"))
+    except ImportError:
+        pass
     group: Any = parallel.get_tp_group()
     group.world_size, group.rank_in_group = job.get("tp", 1), 0
 
@@ -270,6 +287,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     except ImportError:
         from vllm.config.vllm import set_current_vllm_config
 
+    inspect_here()
     stages = job.get("pp", 1)
     available = job["available"] if isinstance(job["available"], list) else [job["available"]] * stages
     answer: dict[str, Any] = {"version": vllm.__version__, "rows": []}

@@ -25,6 +25,7 @@ _EXTENSIONS = (
     "vllm.vllm_flash_attn._vllm_fa3_C",
     "vllm._flashmla_C",
     "vllm._flashmla_extension_C",
+    "vllm._flashkda_C",
 )
 _OP_NAMESPACES = ("_C", "_moe_C", "_C_cache_ops", "_C_custom_ar", "_vllm_fa2_C", "_vllm_fa3_C")
 #: Kernel languages that some models import while they are built.
@@ -202,6 +203,16 @@ def install(
 
     import_utils.has_deep_gemm = lambda: True  # the sparse indexer refuses to be built without it
     _missing_ops(capability)
+
+
+def without_torchvision() -> None:
+    """Image processors import torchvision; the models that are asked here have none to run."""
+    import importlib.util
+
+    if importlib.util.find_spec("torchvision") is None:
+        _absent.add("torchvision")
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.append(_Finder())
 
 
 def before_models() -> None:
