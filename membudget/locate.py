@@ -6,13 +6,11 @@ never leave the folder that is searched, and no access token is ever shown.
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from contextlib import suppress
 
 from membudget.data import data_path
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+from membudget.quick_json import loads
 from membudget.records import NamedTuple
 
 TYPE_CHECKING = False
@@ -21,10 +19,7 @@ if TYPE_CHECKING:
 
     from membudget.checkpoint import Checkpoint
 
-#: ``name`` or ``org/name``, as the hub allows it: letters, digits, ``_ . -``.
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
-_COMMIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}")
+_TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
 _YES = ("1", "ON", "YES", "TRUE")
 _QUANT = ".hf_quant_config"
 
@@ -90,7 +85,24 @@ def locate(name: str, *, offline: bool | None = None) -> Located:
 
 def is_model_id(name: str) -> bool:
     """Whether `name` may be a hub id; never true for what could leave a folder."""
-    return len(name) <= 200 and _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+    parts = name.split("/")
+    return len(name) <= 200 and len(parts) <= 2 and all(map(_is_word, parts)) and ".." not in name and "--" not in name
+
+
+def _is_word(text: str) -> bool:
+    """One part of an id, as the hub allows it: letters, digits, ``_``, and behind the first also ``.`` and ``-``."""
+    if not text or text[0] in ".-" or not text.isascii():
+        return False
+    rest = text.replace("_", "").replace(".", "").replace("-", "")
+    return not rest or rest.isalnum()
+
+
+def _without_tokens(text: str) -> str:
+    if "hf_" not in text and "api_org_" not in text:
+        return text
+    import re
+
+    return re.sub(_TOKEN, "<access token>", text)
 
 
 def is_offline() -> bool:
@@ -100,7 +112,7 @@ def is_offline() -> bool:
 
 def shown(name: str) -> str:
     """`name` as it may be printed: quoted, cut, and without anything that looks like an access token."""
-    text = _TOKEN.sub("<access token>", name)
+    text = _without_tokens(name)
     return repr(text if len(text) <= 120 else text[:117] + "...")
 
 
@@ -124,7 +136,7 @@ def _refuse_odd(name: str) -> None:
         raise ConfigError("the model is empty: write a hub id such as Qwen/Qwen3-8B, or a path")
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         raise ConfigError(f"{shown(name)} has a control character (newline, tab, NUL) in it: no model id or path has")
-    if _TOKEN.search(name):
+    if _without_tokens(name) != name:
         raise ConfigError(f"{shown(name)}: that looks like an access token, not a model; it is not shown or sent")
 
 
@@ -167,6 +179,8 @@ def _from_folder(folder: str, source: str, kind: str, repo: str | None) -> Locat
     config = os.path.join(folder, "config.json")
     if os.path.isfile(config):
         return Located(load(config, config if kind == "path" else source), source, kind, folder, repo, _quant(folder))
+    import re
+
     files = sorted(os.listdir(folder))
     models = [file for file in files if file.endswith(".gguf") and not file.startswith("mmproj")]
     first = [file for file in models if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file) or "-00001-of-" in file]
@@ -207,7 +221,7 @@ def _quant(folder: str, file: str = "hf_quant_config.json") -> dict[str, Any] | 
         if os.path.getsize(path) > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: too large for a hf_quant_config.json")
         with open(path, encoding="utf-8-sig") as stream:
-            content = json.load(stream)
+            content = loads(stream.read())
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -252,7 +266,7 @@ def _alias(folder: str, name: str) -> str:
     if not os.path.isfile(path):
         return name
     with open(path, encoding="utf-8") as stream:
-        aliases = {alias.casefold(): model for alias, model in json.load(stream).items() if isinstance(model, str)}
+        aliases = {alias.casefold(): model for alias, model in loads(stream.read()).items() if isinstance(model, str)}
     return str(aliases.get(name.casefold(), name)).replace("/", "--")
 
 
@@ -283,7 +297,7 @@ def snapshot(name: str) -> str | None:
     try:
         with open(os.path.join(repo, "refs", "main"), encoding="ascii", errors="replace") as stream:
             commit = stream.read(200).strip()
-        if not _COMMIT.fullmatch(commit):
+        if not _is_word(commit):
             raise ConfigError(f"{repo}/refs/main: {commit[:40]!r} is not a commit; delete the folder and fetch again")
     except OSError:
         try:
@@ -324,6 +338,8 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
         raise _not_found(name, looked, reason(error), reachable) from None
+    from contextlib import suppress
+
     with suppress(Exception):  # optional: most repositories have none
         hf_hub_download(name, "hf_quant_config.json")
     source = f"{name} (hub)"
@@ -361,7 +377,7 @@ def reason(error: BaseException) -> str:
         "OfflineModeIsEnabled": "not asked: offline",
         "LocalEntryNotFoundError": "could not be reached",
     }
-    return known.get(kind, f"could not be asked: {kind}: {_TOKEN.sub('<access token>', str(error)).splitlines()[0]}")
+    return known.get(kind, f"could not be asked: {kind}: {_without_tokens(str(error)).splitlines()[0]}")
 
 
 def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> ModelNotFound:

@@ -135,18 +135,18 @@ def _shipped() -> tuple[dict[str, Any], dict[str, str]]:
     """The shipped table: fields by name, and name by normalized alias.  Read once."""
     global _cache
     if _cache is None:
-        import json
         import zlib
 
         from membudget.data import data_path
+        from membudget.quick_json import loads
 
         path = data_path("machines.yaml")
         with open(path, "rb") as file:
             text = file.read()
         content: Any = None
         try:
-            with open(f"{path.removesuffix('.yaml')}.json", "rb") as file:
-                content = json.loads(file.read())
+            with open(f"{path.removesuffix('.yaml')}.json", encoding="utf-8") as copy:
+                content = loads(copy.read())
         except (OSError, ValueError):
             pass  # the YAML has it all, only slower
         if not isinstance(content, dict) or content.get("crc32") != zlib.crc32(text):

@@ -8,8 +8,6 @@ always by their exact name, and never guessed: ``8G``, ``8 gb`` and a bare
 
 from __future__ import annotations
 
-import re
-
 DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 BYTE_UNITS = {"B": 1, **DECIMAL, **BINARY}
@@ -18,8 +16,9 @@ COUNT_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20}
 KIB, MIB, GIB, TIB = (BINARY[unit] for unit in ("KiB", "MiB", "GiB", "TiB"))
 GB = DECIMAL["GB"]
 
-_NUMBER = re.compile(r"([0-9][0-9_,]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
-_GROUPED = re.compile(r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)+")
+_NUMBER = r"([0-9][0-9_,]*)(?:\.([0-9]+))?\s*([A-Za-z]*)"
+_GROUPED = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)+"
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class UnitError(ValueError):
@@ -73,18 +72,29 @@ def parse_context(text: str | int) -> int:
     As `parse_count`, and ``"32k"`` or ``"32K"`` mean 32,768, as in a model's name
     ("8K", "128K context"); the caller shows the number that was read.
     """
-    if isinstance(text, str) and re.fullmatch(r"\s*[0-9]+(?:\.[0-9]+)?\s*[kKmM]\s*", text):
-        text = text.strip()[:-1].strip() + text.strip()[-1].upper() + "i"
+    if isinstance(text, str) and text.strip()[-1:] in tuple("kKmM"):
+        number, letter = text.strip()[:-1].strip(), text.strip()[-1]
+        if _digits(number.replace(".", "", 1)) and number[0] != "." != number[-1]:
+            text = number + letter.upper() + "i"
     return parse_count(text)
 
 
 def _split(text: str | int, what: str, examples: str) -> tuple[str, str, str]:
     if not isinstance(text, str):
         raise UnitError(f"{text!r} is not {what}: write for example {examples}")
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None or not _GROUPED.fullmatch(match[1]):
+    number = text.strip().rstrip(_LETTERS)
+    if _digits(number):  # the common case; `re` takes longer to load than a plan takes
+        return number, "", text.strip()[len(number) :]
+    import re
+
+    match = re.fullmatch(_NUMBER, text.strip())
+    if match is None or not re.fullmatch(_GROUPED, match[1]):
         raise UnitError(f"cannot read {text!r} as {what}: write for example {examples}")
     return match[1].replace("_", "").replace(",", ""), match[2] or "", match[3]
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _exact(text: str | int, whole: str, fraction: str, scale: int, noun: str) -> int:

@@ -6,7 +6,6 @@ A name is a base and options, joined by dashes: ``awq-g64``, ``gptq-8bit-g32``,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from membudget.formats.base import Format, FormatError, UnknownFormat
@@ -96,7 +95,7 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry("int8-bnb", "8 + 32/in", _KEPT, "bitsandbytes nn/modules.py", _scheme("bnb8")),
     Entry("hqq", "4.5", _KEPT, "hqq core/quantize.py", _scheme("hqq"), ("bit", "g")),
     Entry("int4-torchao", "4.25", _KEPT, "torchao int4_tensor.py", _scheme("torchao_int4"), ("g",)),
-    Entry("int8-torchao", "8 + 16/in", _KEPT, "torchao int8_tensor.py", _scheme("torchao_int8")),
+    Entry("int8-torchao", "8 + 32/in", _KEPT, "torchao int8_tensor.py", _scheme("torchao_int8")),
     Entry("exl3", "4 + 16/in + 16/out", "embedding, norms, router; head 6 bits", "exllamav3 exl3.py", _exl3, ("bits",)),
     *(
         Entry(mix.lower(), bits, "norms, router", "llama.cpp llama-quant.cpp", _gguf(mix), ("imatrix", "output"))
@@ -206,6 +205,8 @@ def _read(name: str) -> tuple[Entry, dict[str, Any], str]:
 
 
 def _option(name: str, entry: Entry, word: str, options: dict[str, Any]) -> None:
+    import re
+
     key: str | None = None
     value: Any = True
     if match := re.fullmatch(r"g([0-9]{1,6})", word):
