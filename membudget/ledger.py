@@ -137,9 +137,9 @@ class Ledger:
     def verdict(self) -> str:
         """One sentence: does it fit, by how much, what broke it, what would make it fit."""
         budget = self.budget
-        who = f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens"
+        who = f"{_users(budget.users)} x {budget.ctx:,} tokens"
         if self.fits:
-            return f"fits: {who} leave {short(self.headroom)} of {short(self.capacity)}; {self.max_users:,} users would fit."
+            return f"fits: {who} leave {short(self.headroom)} of {short(self.capacity)}; {_users(self.max_users)} would fit."
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
@@ -313,7 +313,7 @@ def _changes(ledger: Ledger) -> list[Change]:
     budget, found = ledger.budget, []
     if 0 < ledger.max_users < budget.users:
         frees = ledger.kv_per_request * (budget.users - ledger.max_users)
-        found.append(Change(f"{ledger.max_users:,} users instead of {budget.users:,}", frees, {"users": ledger.max_users}))
+        found.append(Change(f"{_users(ledger.max_users)} instead of {budget.users:,}", frees, {"users": ledger.max_users}))
     if 0 < ledger.max_ctx < budget.ctx:
         frees = ledger.kv_cache - kv_request(budget, ledger.max_ctx) * budget.users
         found.append(Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, {"ctx": ledger.max_ctx}))
@@ -344,7 +344,7 @@ def _together(ledger: Ledger) -> list[Change]:
         if users:
             after = predict(smaller._replace(users=users))
             values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": users}
-            text = f"an fp8 KV cache and {users:,} user{'s' if users != 1 else ''}"
+            text = f"an fp8 KV cache and {_users(users)}"
             if name != budget.format.name:
                 values["format"] = name
                 text = f"{name} weights, {text}"
@@ -362,6 +362,10 @@ def _with_format(budget: Budget, name: str) -> Budget | None:
     except formats.FormatError:
         return None
     return smaller
+
+
+def _users(number: int) -> str:
+    return f"{number:,} user{'s' if number != 1 else ''}"
 
 
 def _kv_why(budget: Budget) -> str:
