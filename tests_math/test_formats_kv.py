@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.formats import FormatError, UnknownFormat, kv
@@ -161,6 +161,7 @@ specs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(layers=st.lists(specs, min_size=1, max_size=8), tokens=st.integers(0, 2**20), more=st.integers(0, 2**16))
 def test_sums_and_monotone(layers: list[CacheSpec], tokens: int, more: int) -> None:
     """Layers sum to the model, plain dtypes agree with the summed shape, longer is never smaller."""

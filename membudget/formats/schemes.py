@@ -129,7 +129,7 @@ def fp8_tensor(static: bool = False, scale: str = "F32", shape: tuple[int, ...] 
 
 @cache
 def fp8_channel(scale: str = "BF16", static: bool = False) -> Scheme:
-    """FP8 with a scale for every row.  Source: compressed-tensors FP8_DYNAMIC; fbgemm_fp8 keeps fp32 scales."""
+    """FP8 with a scale for every row.  Source: compressed-tensors FP8_DYNAMIC; fbgemm_fp8 has fp32 scales."""
 
     def pieces(out: int, into: int) -> tuple[Piece, ...]:
         made = (piece("weight", "F8_E4M3", out, into), piece("weight_scale", scale, out, 1))
@@ -277,10 +277,10 @@ def torchao_int4(group: int = 128) -> Scheme:
 
 @cache
 def torchao_int8() -> Scheme:
-    """torchao Int8WeightOnly: int8 and a bf16 scale a row.  Source: pytorch/ao int8_tensor.py."""
+    """torchao Int8WeightOnly: int8 and an fp32 scale a row.  Source: torchao 0.18 Int8Tensor."""
 
     def pieces(out: int, into: int) -> tuple[Piece, ...]:
-        return (piece("weight_qdata", "I8", out, into), piece("weight_scale", "BF16", out, 1))
+        return (piece("weight_qdata", "I8", out, into), piece("weight_scale", "F32", out, 1))
 
     return Scheme(("torchao int8",), pieces)
 
