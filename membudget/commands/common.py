@@ -87,9 +87,15 @@ def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun
 def find_model(args: Arguments) -> tuple[Model, Located]:
     """Locate and build the model of the MODEL argument."""
     from membudget.locate import locate
-    from membudget.model import build
 
     found = locate(args.model, offline=True if args.offline else None)
+    return build_model(args, found), found
+
+
+def build_model(args: Arguments, found: Located) -> Model:
+    """Build a located model, read as --as says."""
+    from membudget.model import build
+
     config = found.config
     if config is None:
         raise InputError(
@@ -99,14 +105,25 @@ def find_model(args: Arguments) -> tuple[Model, Located]:
     if args.family:
         config = config.with_defaults({})
         config.model_type = args.family
-    return build(config, found.repo or args.model), found
+    return build(config, found.repo or args.model)
 
 
-def choose_format(name: str | None, model: Model, found: Located) -> Format:
-    """The format that was asked for, else the one that the config declares."""
+def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
+    """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
     from membudget import formats
 
-    return formats.of_config(model.config) if name is None else formats.get(name)
+    if name is not None:
+        return formats.get(name)
+    if found.kind in ("path", "gguf", "safetensors"):
+        from membudget.commands.stored import AsStored, checkpoint_of
+
+        checkpoint = checkpoint_of(found)
+        if checkpoint is not None:
+            stored = AsStored(checkpoint, model)
+            if notes is not None:
+                notes += stored.notes()
+            return stored
+    return formats.of_config(model.config)
 
 
 def choose_cache(name: str, form: Format, model: Model) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from membudget.commands import Result
-from membudget.commands.common import find_model, model_argument
+from membudget.commands.common import build_model, model_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from membudget.checkpoint import Checkpoint
     from membudget.commands.arguments import Arguments, Declares
     from membudget.locate import Located
     from membudget.model import CacheSpec, Model, Tensor
@@ -18,17 +19,63 @@ def options(parser: Declares) -> None:
     """The arguments of `membudget count`."""
     model_argument(parser)
     parser.add_argument("--layers", action="store_true", help="also every kind of layer: its parameters and its cache")
+    parser.add_argument("--headers", action="store_true", help="of a hub id: read its files' headers too, and compare")
     parser.add_argument("--tensors", action="store_true", help="also every tensor: name, shape, role")
 
 
 def run(args: Arguments) -> Result:
-    """Count."""
-    model, found = find_model(args)
+    """Count; where weight files lie, compare them with what the config predicts (exit code 1: they differ)."""
+    from membudget.locate import locate
+
+    found = locate(args.model, offline=True if args.offline else None)
+    if found.config is None:
+        return _stored_only(args, found)
+    model = build_model(args, found)
     layers = groups(model)
     document = _document(model, found, layers)
     if args.tensors:
         document["tensors"] = [_tensor(tensor) for tensor in model.tensors]
-    return Result(0, document, lambda: _text(model, layers, args))
+    checkpoint = _checkpoint(args, found)
+    if checkpoint is None:
+        return Result(0, document, lambda: _text(model, layers, args))
+    from membudget.commands import stored
+
+    differ = stored.compare(checkpoint, model)
+    params = model.count.params
+    document["stored"] = stored.as_json(checkpoint, differ, params)
+    return Result(
+        0 if differ.ok else 1,
+        document,
+        lambda: "\n".join([_text(model, layers, args), "", *stored.text(checkpoint, differ, params)]),
+    )
+
+
+def _checkpoint(args: Arguments, found: Located) -> Checkpoint | None:
+    if found.kind in ("path", "gguf", "safetensors"):
+        from membudget.commands.stored import checkpoint_of
+
+        return checkpoint_of(found)
+    if not args.headers:
+        return None
+    from membudget.checkpoint import read
+
+    return read(found.repo or args.model, offline=True if args.offline else None)
+
+
+def _stored_only(args: Arguments, found: Located) -> Result:
+    """Weights without a config.json: what the headers say, and no parameter count, since packed weights hide it."""
+    from membudget.checkpoint import read_path
+    from membudget.commands import stored
+
+    checkpoint = read_path(found.path)
+    document = {
+        "model": args.model,
+        "source": found.source,
+        "params": None,
+        "stored": stored.as_json(checkpoint, None, None),
+    }
+    note = "no config.json beside it: what the tensors make up is not known"
+    return Result(0, document, lambda: "\n".join([*stored.text(checkpoint, None, None), note]))
 
 
 class Layers:

@@ -1,52 +1,82 @@
-"""Save a model's config.json from the hub, for this machine's cache or for a machine without a network.
+"""Save models' config.json files from the hub, and print each index's total_size beside the count.
 
-Looks where every command looks (shipped configs, the Hugging Face cache), then asks the hub.
+They go into the Hugging Face cache, where every command finds them without a network;
+with --to also into a folder, to carry to another machine (pass the file's path there).
 """
 
 from __future__ import annotations
 
-import os
-
+from membudget.checkpoint import CheckpointError
 from membudget.commands import Result
-from membudget.commands.common import InputError
-from membudget.locate import locate
+from membudget.commands.common import InputError, NotHere
+from membudget.locate import ModelNotFound, is_model_id, locate, shown
+from membudget.model import UnknownModelType, build
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from membudget.commands.arguments import Arguments, Declares
 
 
 def options(parser: Declares) -> None:
     """The arguments of `membudget fetch`."""
-    parser.add_argument("model", metavar="MODEL", help="a hub id, for example Qwen/Qwen3-8B")
-    parser.add_argument("--to", metavar="FILE", help="also write the config.json there; an existing file stays")
-    parser.add_argument("--offline", action="store_true", help="never ask the hub")
+    parser.add_argument("repos", metavar="REPO", nargs="*", help="a hub id, for example Qwen/Qwen3-8B; one or more")
+    parser.add_argument("--to", metavar="DIR", help="also write ORG--NAME.json files there")
 
 
 def run(args: Arguments) -> Result:
-    """Find it, and copy it if asked."""
-    found = locate(args.model, offline=True if args.offline else None)
-    if found.config is None:
-        raise InputError(f"{args.model}: has no config.json, only weights")
-    if args.to:
-        _copy(found.config.raw, args.to)
-    document = {"model": found.repo or args.model, "source": found.source, "kind": found.kind, "path": found.path}
-    lines = [f"{found.source}: {found.path}"]
-    if args.to:
-        document["written"] = args.to
-        lines.append(f"wrote {args.to}")
-    return Result(0, document, lambda: "\n".join(lines))
+    """Fetch every repository, in order."""
+    if not args.repos:
+        raise InputError("fetch what? name at least one hub id, for example Qwen/Qwen3-8B")
+    for repo in args.repos:
+        if not is_model_id(repo):
+            raise InputError(f"{shown(repo)} is no hub id: write org/name")
+    fetched = [_fetch(repo, args.to) for repo in args.repos]
+    return Result(0, {"fetched": fetched}, lambda: "\n".join(_line(item) for item in fetched))
 
 
-def _copy(content: object, path: str) -> None:
-    import json
+def _fetch(repo: str, folder: str | None) -> dict[str, Any]:
+    import tempfile
 
-    target = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    from membudget.checkpoint.hub import fetch
+
+    with tempfile.TemporaryDirectory(prefix="membudget-") as scratch:
+        try:
+            (found,) = fetch([repo], folder or scratch)
+        except CheckpointError as error:
+            return _without_hub(repo, folder, error)
+        except OSError as error:
+            raise InputError(f"--to: {folder}: cannot be written: {error.strerror or error}") from None
+        document: dict[str, Any] = {"model": repo, "files": list(found.files) if folder else [], "source": "hub"}
+        document |= {"params": None, "checkpoint": None, "total_size": found.total_size, "note": ""}
+        try:
+            count = build(found.config, repo).count
+            document |= {"params": count.params, "checkpoint": count.checkpoint}
+        except UnknownModelType as error:
+            document["note"] = str(error)
+        return document
+
+
+def _without_hub(repo: str, folder: str | None, error: CheckpointError) -> dict[str, Any]:
+    """The hub does not answer: what is here already serves as well, unless a copy was asked for."""
     try:
-        with open(target, "x", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-    except FileExistsError:
-        raise InputError(f"--to: {target} is there already and stays as it is") from None
-    except OSError as error:
-        raise InputError(f"--to: {target} cannot be written: {error.strerror or error}") from None
+        found = locate(repo, offline=True)
+    except ModelNotFound:
+        raise NotHere(str(error)) from None
+    if folder is not None or found.config is None:
+        raise NotHere(str(error))
+    count = build(found.config, repo).count
+    document: dict[str, Any] = {"model": repo, "files": [], "source": found.source, "params": count.params}
+    return document | {"checkpoint": count.checkpoint, "total_size": None, "note": f"the hub was not asked: {error}"}
+
+
+def _line(item: dict[str, Any]) -> str:
+    parts = [f"{item['model']}: {item['source']}"]
+    if item["params"] is not None:
+        parts.append(f"{item['params']:,} parameters")
+    if item["total_size"] is not None:
+        parts.append(f"total_size {item['total_size']:,} B")
+    parts += [f"wrote {', '.join(item['files'])}"] if item["files"] else []
+    parts += [item["note"]] if item["note"] else []
+    return "; ".join(parts)

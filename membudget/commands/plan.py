@@ -59,7 +59,7 @@ def run(args: Arguments) -> Result:
     machines = find_machines(args.machine, args.machines)
     model, found = find_model(args)
     notes: list[str] = []
-    form = choose_format(args.format, model, found)
+    form = choose_format(args.format, model, found, notes)
     cache = choose_cache(args.kv_cache_dtype, form, model)
     ctx = _context(ctx, model, notes)
     budgets = [
