@@ -104,14 +104,16 @@ class Ledger:
     def max_users(self) -> int:
         """The most users that fit at this context, 0 if none."""
         if self._max_users is None:
-            self._max_users = _largest(lambda users: _fits(self.budget, self.budget.ctx, users), MAX_USERS)
+            left, ctx = _left(self.budget), self.budget.ctx
+            self._max_users = _largest(lambda users: left(ctx, users), MAX_USERS, self.budget.users)
         return self._max_users
 
     @property
     def max_ctx(self) -> int:
         """The longest context that fits for these users, 0 if none; not capped by the model's own."""
         if self._max_ctx is None:
-            self._max_ctx = _largest(lambda ctx: _fits(self.budget, ctx, self.budget.users), MAX_CTX)
+            left, users = _left(self.budget), self.budget.users
+            self._max_ctx = _largest(lambda ctx: left(ctx, users), MAX_CTX, self.budget.ctx)
         return self._max_ctx
 
     @property
@@ -245,16 +247,25 @@ def kv_growth(budget: Budget, position: int) -> int:
 
 def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
     """The larger of a decode step for all users and one prefill step."""
-    engine = budget.engine
-    width = 4 if budget.format.name == "fp32" else 2
-    tokens, sequences = engine.max_num_batched_tokens, 1
-    if engine.name == "transformers":
-        # A plain forward takes every prompt at once.
-        tokens, sequences = ctx * users, users
+    engine, width = budget.engine, _width(budget)
+    tokens, sequences = _step(budget, ctx, users)
     prefill = activations.prefill(
         budget.model, tokens, sequences=sequences, attention=engine.attention, logits=engine.logits, width=width
     )
     return max(prefill, activations.decode(budget.model, users, width), key=lambda peak: peak.bytes)
+
+
+def _width(budget: Budget) -> int:
+    """Bytes of an activation's element."""
+    return 4 if budget.format.name == "fp32" else 2
+
+
+def _step(budget: Budget, ctx: int, users: int) -> tuple[int, int]:
+    """(tokens, sequences) of the largest prefill step."""
+    if budget.engine.name == "transformers":
+        # A plain forward takes every prompt at once.
+        return ctx * users, users
+    return budget.engine.max_num_batched_tokens, 1
 
 
 def engine_limit(budget: Budget) -> int | None:
@@ -281,31 +292,60 @@ def _headroom(budget: Budget, total: int) -> int:
     return left if limit is None else min(left, limit - (total - budget.os_bytes))
 
 
-def _total(budget: Budget, ctx: int, users: int) -> int:
-    return (
-        budget.format.weigh(budget.model).total
-        + kv_request(budget, ctx) * users
-        + activation_peak(budget, ctx, users).bytes
-        + sum(budget.overhead.values())
-        + budget.os_bytes
-    )
+def _left(budget: Budget) -> Callable[[int, int], int]:
+    """The headroom as a function of (ctx, users): what `predict` finds, without its lines."""
+    engine, width, model = budget.engine, _width(budget), budget.model
+    overhead = sum(budget.overhead.values())
+    held = budget.format.weigh(model).total + overhead
+    capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)
+    room = capacity if limit is None else min(capacity, limit - held)
+    request = cache_bytes(model, budget.kv_cache_dtype).request
+    wide, fixed = activations.widths(model), budget.engine.name != "transformers"
+    attention, logits = engine.attention, engine.logits
+    per_user = activations.decode_bytes(wide, 1, width)
+    prefill = activations.prefill_bytes(wide, *_step(budget, 1, 1), attention, logits, width) if fixed else 0
+
+    def left(ctx: int, users: int) -> int:
+        step = prefill
+        if not fixed:
+            step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
+        return room - request(ctx) * users - max(step, per_user * users)
+
+    return left
 
 
 def _fits(budget: Budget, ctx: int, users: int) -> bool:
-    return _headroom(budget, _total(budget, ctx, users)) >= 0
+    return _left(budget)(ctx, users) >= 0
 
 
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest n in [0, most] for which fits(n), given that fits is monotone; 0 if not even 1."""
-    if not fits(1):
+def _largest(left: Callable[[int], int], most: int, near: int) -> int:
+    """The largest n in [0, most] for which left(n) >= 0, given that left falls; 0 if not even 1.
+
+    near: where the search begins: from there it goes where the slope says, and doubles its steps.
+    """
+    if left(1) < 0:
         return 0
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
+    near = min(max(near, 1), most)
+    here = left(near)
+    slope = here - left(near + 1)
+    guess = near + here // slope if slope > 0 else near
+    guess = min(max(guess, 1), most)
+    step = 1
+    if left(guess) >= 0:
+        low, high = guess, guess + 1
+        while high <= most and left(high) >= 0:
+            step *= 2
+            low, high = high, high + step
+        high = min(high, most + 1)
+    else:
+        low, high = guess - 1, guess
+        while low > 1 and left(low) < 0:
+            step *= 2
+            low, high = low - step, low
+        low = max(low, 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
     return low
 
 

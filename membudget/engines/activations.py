@@ -50,11 +50,10 @@ def widths(model: Model) -> Widths:
 def decode(model: Model, users: int, width: int = 2) -> Peak:
     """One token for each of `users` sequences: (4H + U + F) x s bytes a user."""
     w = widths(model)
-    size = users * (4 * w.hidden + w.up + w.down) * width
     return Peak(
         "decode",
         "mlp",
-        size,
+        decode_bytes(w, users, width),
         f"{users:,} users x (4 x {w.hidden:,} + {w.up + w.down:,}) x {width} bytes",
     )
 
@@ -74,10 +73,27 @@ def prefill(
     logits: ``last`` position of each sequence, or ``every`` position.
     """
     w = widths(model)
-    moments = [_mlp(w, tokens, width), _head(w, tokens, tokens if logits == "every" else sequences, width)]
+    size = prefill_bytes(w, tokens, sequences, attention, logits, width)
+    rows = tokens if logits == "every" else sequences
+    if size == _mlp_bytes(w, tokens, width):
+        return Peak("prefill", "mlp", size, _mlp_why(w, tokens, width))
+    if size == _head_bytes(w, tokens, rows, width):
+        return Peak("prefill", "logits", size, _head_why(w, tokens, rows, width))
+    return Peak("prefill", "eager attention", size, _eager_why(w, -(-tokens // sequences), sequences, width))
+
+
+def decode_bytes(w: Widths, users: int, width: int) -> int:
+    """The bytes of `decode`, without the words."""
+    return users * (4 * w.hidden + w.up + w.down) * width
+
+
+def prefill_bytes(w: Widths, tokens: int, sequences: int, attention: str, logits: str, width: int) -> int:
+    """The bytes of `prefill`, without the words."""
+    rows = tokens if logits == "every" else sequences
+    size = max(_mlp_bytes(w, tokens, width), _head_bytes(w, tokens, rows, width))
     if attention == "eager":
-        moments.append(_eager(w, -(-tokens // sequences), sequences, width))
-    return max(moments, key=lambda peak: peak.bytes)
+        size = max(size, _eager_bytes(w, -(-tokens // sequences), sequences, width))
+    return size
 
 
 def eager_scores(model: Model, tokens: int, width: int = 2) -> int:
@@ -90,37 +106,39 @@ def logits_bytes(model: Model, positions: int, width: int = 2) -> int:
     return positions * widths(model).vocab * width
 
 
-def _mlp(w: Widths, tokens: int, width: int) -> Peak:
-    size = tokens * (width * (w.up + w.down + 4 * w.hidden) + 2 * width * w.head_dim + 8)
-    return Peak(
-        "prefill",
-        "mlp",
-        size,
-        f"{tokens:,} tokens x ({width} x ({w.up + w.down:,} + 4 x {w.hidden:,}) + {2 * width} x {w.head_dim} + 8) bytes",
-    )
+def _mlp_bytes(w: Widths, tokens: int, width: int) -> int:
+    return tokens * (width * (w.up + w.down + 4 * w.hidden) + 2 * width * w.head_dim + 8)
 
 
-def _head(w: Widths, tokens: int, rows: int, width: int) -> Peak:
-    return Peak(
-        "prefill",
-        "logits",
-        width * (rows * w.vocab + tokens * w.hidden),
-        f"{rows:,} logits rows x {w.vocab:,} x {width} + {tokens:,} tokens x {w.hidden:,} x {width} bytes",
-    )
+def _mlp_why(w: Widths, tokens: int, width: int) -> str:
+    wide = f"{width} x ({w.up + w.down:,} + 4 x {w.hidden:,})"
+    return f"{tokens:,} tokens x ({wide} + {2 * width} x {w.head_dim} + 8) bytes"
 
 
-def _eager(w: Widths, length: int, sequences: int, width: int) -> Peak:
-    # 16 bit: masked scores, their fp32 copy and the fp32 softmax are alive together.
-    element = width + 4 + 4 if width == 2 else 2 * width
-    score = element * w.heads * length * length
-    rest = length * (2 * width * w.heads * w.head_dim + 4 * width * w.hidden + 2 * width * w.head_dim + 8)
-    mask = width * length * length
-    return Peak(
-        "prefill",
-        "eager attention",
-        sequences * (score + mask + rest),
-        f"{sequences:,} x ({w.heads} heads x {length:,}^2 x {element} + {length:,}^2 x {width} + {rest:,}) bytes",
-    )
+def _head_bytes(w: Widths, tokens: int, rows: int, width: int) -> int:
+    return width * (rows * w.vocab + tokens * w.hidden)
+
+
+def _head_why(w: Widths, tokens: int, rows: int, width: int) -> str:
+    return f"{rows:,} logits rows x {w.vocab:,} x {width} + {tokens:,} tokens x {w.hidden:,} x {width} bytes"
+
+
+def _eager_bytes(w: Widths, length: int, sequences: int, width: int) -> int:
+    return sequences * (_scores(w, width) * length * length + width * length * length + _eager_rest(w, length, width))
+
+
+def _eager_why(w: Widths, length: int, sequences: int, width: int) -> str:
+    scores = f"{w.heads} heads x {length:,}^2 x {_scores(w, width) // w.heads}"
+    return f"{sequences:,} x ({scores} + {length:,}^2 x {width} + {_eager_rest(w, length, width):,}) bytes"
+
+
+def _scores(w: Widths, width: int) -> int:
+    """Bytes a pair of positions, all heads; 16 bit: masked scores, their fp32 copy and the fp32 softmax together."""
+    return w.heads * (width + 4 + 4 if width == 2 else 2 * width)
+
+
+def _eager_rest(w: Widths, length: int, width: int) -> int:
+    return length * (2 * width * w.heads * w.head_dim + 4 * width * w.hidden + 2 * width * w.head_dim + 8)
 
 
 def _widths(model: Model) -> Widths:
