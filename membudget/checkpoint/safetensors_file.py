@@ -34,10 +34,11 @@ _GAP = rb"[ \t\r\n]{0,64}"
 _QUOTED = rb'"([^"\\\x00-\x1f]{0,4096}(?:\\.[^"\\\x00-\x1f]{0,4096}){0,64})"'
 _KEY = re.compile(_GAP + _QUOTED + _GAP + b":" + _GAP, re.S)
 _STRING = re.compile(_QUOTED + _GAP + rb"([,}])", re.S)
-_BODY = re.compile(rb"\{([^{}]{0,4096})\}" + _GAP + rb"([,}])")
+_NEXT = re.compile(_GAP + rb"([,}])")
 _INTEGER = rb"(?:0|[1-9][0-9]{0,18})"
 _USUAL = re.compile(
-    rb'"dtype":"([A-Z0-9_]{1,16})","shape":\[(%b(?:,%b){0,15})?\],"data_offsets":\[(%b),(%b)\]' % ((_INTEGER,) * 4)
+    rb'\{"dtype":"([A-Z0-9_]{1,16})","shape":\[(%b(?:,%b){0,15})?\],"data_offsets":\[(%b),(%b)\]\}([,}])'
+    % ((_INTEGER,) * 4)
 )
 _SPACE = b" \t\r\n"
 #: What people pass instead, by its first bytes.
@@ -101,16 +102,19 @@ def parse_header(header: bytes, path: str, name: str) -> tuple[list[StoredTensor
         seen.add(key)
         at = match.end()
         if key == "__metadata__":
-            separator, at = _metadata(header, at, path, 8, metadata)
+            separator, at = _metadata(header, at, path, metadata)
             continue
         if len(entries) >= MAX_FILE_TENSORS:
             raise CheckpointError(path, 8 + at, f"more than {MAX_FILE_TENSORS:,} tensors in one file")
-        body = _BODY.match(header, at)
-        if body is None:
-            what = f"{_short(key)}: expected {{dtype, shape, data_offsets}}, found {_excerpt(header, at)}"
-            raise CheckpointError(path, 8 + at, what)
-        entries.append(_entry(key, body[1], path, 8 + at, name, start))
-        separator, at = body[2], body.end()
+        usual = _USUAL.match(header, at)
+        if usual is not None:
+            dtype, extents, begin, end = usual[1].decode(), usual[2], int(usual[3]), int(usual[4])
+            shape = tuple(map(int, extents.split(b","))) if extents else ()
+            separator, after = usual[5], usual.end()
+        else:
+            dtype, shape, begin, end, separator, after = _unusual(key, header, at, path)
+        entries.append(checked(key, dtype, shape, begin, end, path, 8 + at, name, start))
+        at = after
     rest = header[at:].strip(_SPACE)
     if rest:
         raise CheckpointError(path, 8 + at, f"{len(rest):,} bytes follow the end of the JSON object")
@@ -125,41 +129,44 @@ def _open(header: bytes, path: str, base: int) -> int:
     return match.end()
 
 
-def _metadata(header: bytes, at: int, path: str, base: int, metadata: dict[str, Any]) -> tuple[bytes, int]:
+def _metadata(header: bytes, at: int, path: str, metadata: dict[str, Any]) -> tuple[bytes, int]:
     """Parse __metadata__ (strings by name, or null); returns the separator behind it and where to go on."""
-    if metadata:
-        raise CheckpointError(path, base + at, "__metadata__ stands twice")
-    text = header[at : at + MAX_METADATA].decode("utf-8", "surrogateescape")
-    try:
-        value, length = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError) as error:
-        more = f" within {MAX_METADATA:,} bytes" if len(header) - at > MAX_METADATA else ""
-        raise CheckpointError(path, base + at, f"__metadata__ is not JSON{more}: {error}") from None
-    try:
-        text[:length].encode()
-        json.dumps(value, ensure_ascii=False).encode()  # an escape can hide what is no text
-    except ValueError as error:
-        raise CheckpointError(path, base + at, f"__metadata__ is not text: {error}") from None
+    value, separator, after = _value(header, at, MAX_METADATA, path, "__metadata__")
     if value is not None:
-        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-            raise CheckpointError(path, base + at, "__metadata__ must be an object of strings")
+        if not isinstance(value, _Pairs) or not all(isinstance(item, str) for _, item in value):
+            raise CheckpointError(path, 8 + at, "__metadata__ must be an object of strings")
         metadata.update(value)
-    at += len(text[:length].encode("utf-8", "surrogateescape"))
-    rest = header[at : at + 64].lstrip(_SPACE)[:1]
-    if rest not in (b",", b"}"):
-        raise CheckpointError(path, base + at, f"expected ',' or '}}' after __metadata__, found {_excerpt(header, at)}")
-    return rest, header.index(rest, at) + 1
+    return separator, after
 
 
-def _entry(key: str, body: bytes, path: str, at: int, name: str, start: int) -> StoredTensor:
-    usual = _USUAL.fullmatch(body)
-    if usual is not None:
-        dtype = usual[1].decode()
-        shape = tuple(map(int, usual[2].split(b","))) if usual[2] else ()
-        begin, end = int(usual[3]), int(usual[4])
-    else:
-        dtype, shape, begin, end = _unusual(key, body, path, at)
-    return checked(key, dtype, shape, begin, end, path, at, name, start)
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object with its members in order, also those that stand twice."""
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_no_constant)
+
+
+def _value(header: bytes, at: int, most: int, path: str, what: str) -> tuple[Any, bytes, int]:
+    """One JSON value of at most `most` bytes; returns it, the separator behind it and where to go on."""
+    text = header[at : at + most].decode("utf-8", "surrogateescape")
+    try:
+        value, length = _DECODER.raw_decode(text)
+        raw = text[:length].encode()
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # an escape can hide what is no text
+    except (ValueError, RecursionError) as error:
+        within = f" within {most:,} bytes" if len(header) - at > most else ""
+        raise CheckpointError(path, 8 + at, f"{what}: not JSON{within}: {error}") from None
+    at += len(raw)
+    match = _NEXT.match(header, at)
+    if match is None:
+        found = _excerpt(header, at)
+        raise CheckpointError(path, 8 + at, f"{what}: expected ',' or '}}' behind its value, found {found}")
+    return value, match[1], match.end()
 
 
 def checked(
@@ -192,15 +199,16 @@ def checked(
     return StoredTensor(key, dtype, shape, size, name, start + begin)
 
 
-def _unusual(key: str, body: bytes, path: str, at: int) -> tuple[str, tuple[int, ...], int, int]:
-    """An entry in another order or with spaces: parsed as JSON, at most 4 KiB."""
-    try:
-        pairs = json.loads(b"{" + body + b"}", object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, at, f"{_short(key)}: not JSON: {error}") from None
+def _unusual(key: str, header: bytes, position: int, path: str) -> tuple[str, tuple[int, ...], int, int, bytes, int]:
+    """An entry in another order, with spaces or further fields: parsed as JSON, at most 4 KiB."""
+    at, what = 8 + position, _short(key)
+    if header[position : position + 1] != b"{":
+        found = _excerpt(header, position)
+        raise CheckpointError(path, at, f"{what}: expected {{dtype, shape, data_offsets}}, found {found}")
+    pairs, separator, after = _value(header, position, 4096, path, what)
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise CheckpointError(path, at, f"{_short(key)}: a field stands twice")
+        raise CheckpointError(path, at, f"{what}: a field stands twice")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str):
         raise CheckpointError(path, at, f"{_short(key)}: dtype is missing or no string")
@@ -211,7 +219,7 @@ def _unusual(key: str, body: bytes, path: str, at: int) -> tuple[str, tuple[int,
     assert isinstance(offsets, list)
     if len(offsets) != 2:
         raise CheckpointError(path, at, f"{_short(key)}: data_offsets has {len(offsets)} numbers; it is [begin, end]")
-    return dtype, tuple(shape), offsets[0], offsets[1]
+    return dtype, tuple(shape), offsets[0], offsets[1], separator, after
 
 
 def check_layout(entries: Iterable[StoredTensor], path: str, start: int, size: int | None) -> None:
