@@ -69,7 +69,7 @@ class Sources:
 
         Raises `ValueError`.
         """
-        place = os.path.normpath(os.path.join(folder, os.path.expanduser(name))) if _is_path(name) else name
+        place = os.path.abspath(os.path.join(folder, os.path.expanduser(name))) if _is_path(name) else name
         found = self._models.get(place)
         if found is None:
             try:

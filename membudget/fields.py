@@ -269,7 +269,7 @@ class Many(Kind):
         for place, value in enumerate(values):
             if value in values[:place]:
                 item = node.items[place]
-                return reader.refuse(item, path, f"{shown(item)} is in the list twice")
+                return reader.refuse(item, f"{path}[{place}]", f"{shown(item)} is in the list twice")
         return tuple(values)
 
     def json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import strategies as st
@@ -96,7 +97,7 @@ budget_junk = st.one_of(
 @st.composite
 def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
     """A budget file's content as JSON: good, or with a few fields spoilt, left out or invented."""
-    count = st.one_of(st.integers(1, 2**24), st.sampled_from(["8Ki", "32 Ki", "1Mi", "8_192", "8192"]))
+    count = st.one_of(st.integers(1, 2**24), st.sampled_from(["8Ki", "32 Ki", "1Mi", "9_000", "12345"]))
     counts = st.one_of(count, st.lists(count, min_size=1, max_size=3, unique_by=str))
     words = st.sampled_from(["bf16", "fp8", "dgx-spark", "Qwen/Qwen3-8B", "./config.json"])
     size = size_texts()
@@ -138,17 +139,18 @@ def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
         "ceiling": size,
     }  # fmt: skip
     fields = draw(st.sets(st.sampled_from(sorted(parts)))) | set(draw(st.sampled_from([(), ("model", "ctx", "users", "machine")])))
-    document = {name: draw(parts[name]) for name in parts if name in fields}
+    # A copy: what is spoilt below may be an object that other draws share.
+    document = json.loads(json.dumps({name: draw(parts[name]) for name in parts if name in fields}))
     for _ in range(draw(st.integers(0, 2))):
         place: Any = document
         while isinstance(place, (dict, list)) and place:
             key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
             if not isinstance(place[key], (dict, list)) or draw(st.booleans()):
-                place[key] = draw(budget_junk)
+                place[key] = json.loads(json.dumps(draw(budget_junk)))
                 break
             place = place[key]
         if isinstance(place, dict) and draw(st.integers(0, 3)) == 0:
-            place[draw(st.sampled_from(["contex", "users ", "Model", "on", "fits"]))] = draw(budget_junk)
+            place[draw(st.sampled_from(["contex", "users ", "Model", "on", "fits"]))] = json.loads(json.dumps(draw(budget_junk)))
     return document
 
 
