@@ -38,9 +38,10 @@ def run(args: Arguments) -> Result:
     checkpoint = _checkpoint(args, found)
     if checkpoint is None:
         return Result(0, document, lambda: _text(model, layers, args))
+    from membudget.checkpoint import compare
     from membudget.commands import stored
 
-    differ = stored.compare(checkpoint, model)
+    differ = compare(checkpoint, model)
     params = model.count.params
     document["stored"] = stored.as_json(checkpoint, differ, params)
     return Result(

@@ -1,0 +1,144 @@
+"""Write docs/cli.md from the parsers themselves: `python scripts/cli_docs.py`.
+
+What the parsers do not know, the keys of each command's JSON, stands here; a test holds
+both this file's table and the page against what the commands really print.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from membudget.cli import COMMANDS, available, parser_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+
+HEAD = """\
+# The command line
+
+Made by `scripts/cli_docs.py` from the parsers; change it there.
+
+```
+membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8
+```
+
+**Exit codes.** 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here (offline, a package or
+vLLM is missing). 70 is a bug in membudget, 130 Ctrl-C. A reader that goes away (`| head`) changes nothing.
+
+**JSON.** Every command takes `--json`: one document on stdout, bytes as integers, nothing else there. An error is
+a document too: `{"error": {"type": ..., "message": ..., "exit_code": ...}}`. Without `--json` an error is one
+message on stderr.
+
+**Numbers.** `--ctx` takes 32768, 32Ki or 32k (each 32,768); users are counts (8, 8_192, 8Ki); sizes carry their
+unit (60GiB or 64.4GB, never 60G). Text shows GiB and GB side by side.
+
+**Models** are looked up in this order: a path; the configs that ship with membudget (`membudget models`); the
+Hugging Face cache; the hub, unless `--offline` or `HF_HUB_OFFLINE=1`. Where weight files lie at the path, `plan`
+takes the weights from their headers and `count` compares them with the config.
+
+**Colours** are used on a terminal only; `NO_COLOR` turns them off, `COLUMNS` sets the width.
+"""
+
+#: The keys of each command's document.
+KEYS: dict[str, dict[str, str]] = {
+    "plan": {
+        "model, model_type, source": "which model, and where its config was found",
+        "params, unknown": "parameters; parts that are not counted, in words",
+        "format, kv_cache_dtype, ctx, users, engine": "what was planned",
+        "machine, convention, capacity": "the machine's bytes, `reported` by its driver or `nominal`",
+        "weights, kv_cache, activations, overhead": "the four buckets",
+        "total, headroom, fits": "their sum, what is left (negative: missing), the verdict",
+        "limit": "bytes that the engine may claim by gpu_memory_utilization; null without it",
+        "max_users, max_ctx": "the most users at this context; the longest context for these users",
+        "model_max_ctx": "the model's max_position_embeddings; null where it says none",
+        "kv_per_token, kv_per_token_at_ctx, kv_per_request": "of one sequence: its first token, one more, all",
+        "broken_by, changes": "the bucket that broke it; what would make it fit (`text`, `frees`, the new values)",
+        "verdict": "the same in one sentence",
+        "decode_upper_bound": "`bytes_read`, `bandwidth`, `step_seconds`, `tokens_per_second_per_user`; null where the "
+        "bandwidth is unknown",
+        "lines": "every part: `bucket`, `part`, `bytes`, `why` (the formula with its numbers)",
+        "notes": "defaults and assumptions, in words",
+        "plans": "with several machines: `model`, `fits` and one such object for each",
+    },
+    "count": {
+        "model, model_type, source, unknown": "as in `plan`",
+        "params, active, checkpoint": "parameters; those one token reads; with what published files store beside them",
+        "by_role, by_part": "`params` by bucket, and by finer role (`mlp.experts`)",
+        "layers": "alike neighbours together: `prefix`, `first`, `last`, `params`, `active`, `by_part`, `cache`, "
+        "`cache_elements_per_token`; elements of one layer",
+        "tensors": "with --tensors: `name`, `shape`, `role`, `copies`, `active`, `part`",
+        "stored": "where files lie: `kind`, `files`, `tensors`, `bytes`, `file_bytes`, `total_size`, "
+        "`bits_per_weight`, `by_dtype`, `differences`",
+    },
+    "check": {
+        "ok, passed, failed, files, unreadable_files": "the summary",
+        "budgets": "one object each: `id`, `file`, `line`, `ok`, `total`, `capacity`, `headroom`, `fits`, `verdict`, "
+        "`error`, `broken` (`field`, `predicted`, `expected`, `why`, `line`)",
+        "problems": "of files that cannot be read: `file`, `line`, `message`",
+    },
+    "init": {"file, fits, verdict": "what was written, and the first verdict"},
+    "fleet": {
+        "model, format, kv_cache_dtype, ctx, users": "what was sized",
+        "weights, kv_cache, prefill, cuda_and_nccl": "the parts; `reserve` is the last two, `total` all",
+        "reserve, total": "see above",
+        "kv_cache_mha_bf16": "the cache with a KV head for every attention head in bf16; null where unknown",
+        "lower_bound, lower_bound_text": "always true, and what that means",
+        "counts": "`machine`, `marketed` (decimal bytes), `devices`",
+        "node, fits, max_users, refusal, verdict": "the node it is held against",
+        "tensor_parallel": "`size`, `divides`, `why`, `kv_copies`, `weights` and `kv_cache` of one device",
+        "parts": "`name`, `bytes`, `why`",
+    },
+    "machines": {"machines": "every field of each machine; sizes in bytes, bandwidth in bytes a second"},
+    "formats": {
+        "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`",
+        "kv_cache_dtypes": "names",
+    },
+    "models": {"models": "hub ids"},
+    "schema": {"(all)": "the JSON Schema itself"},
+    "fetch": {"fetched": "`model`, `files`, `source`, `params`, `checkpoint`, `total_size`, `note`"},
+    "pool": {
+        "model, source": "as in `plan`",
+        "version, platform, available, kv_cache_dtype": "the question",
+        "block_size, page_size, bytes_per_block, num_blocks, used, stages": "the blocks",
+        "groups": "`kind`, `layers`, `block_size`, `page_size`, `window`, `blocks_per_request`, `mixed`",
+        "tokens, tokens_legacy, tokens_concurrent": "KV cache size as this version prints it; before and from 0.20.1",
+        "max_model_len, request_len, max_num_batched_tokens, in_flight_tokens": "as vLLM will use them",
+        "blocks_per_request, need, longest, max_concurrency": "of one request; the longest that fits; how many fit",
+        "starts, error": "the verdict, and the refusal in vLLM's words",
+        "why": "the rules that were applied, with their vLLM files",
+        "identity": "with --machine: where the pool's bytes come from; null otherwise",
+    },
+    "oracle": {
+        "model, equal": "whether the arithmetic agrees in every case",
+        "version, params, layout, seconds": "of the vLLM that was asked",
+        "rows": "one object a case, with `differences`",
+    },
+    "log": {
+        "(list)": "one object an engine: `version`, `model`, `figures` by name, `verdict`, `checks`, `differences`, "
+        "`arithmetic`, `options`; see vllm-logs.md",
+    },
+}
+
+
+def page() -> str:
+    """The page's text."""
+    out = [HEAD]
+    here = available()
+    out += ["| command | |", "|---|---|"]
+    out += [f"| [`{name}`](#{name}) | {text} |" for name, _, text in COMMANDS if name in here]
+    for name in here:
+        parser = parser_of(name)
+        out += ["", f"## {name}", "", *(parser.description or "").splitlines(), ""]
+        out += ["```", " ".join((parser.usage or "").split()), "```", "", "| option | |", "|---|---|"]
+        for action in parser._actions:
+            value = f" {action.metavar or '{' + ','.join(action.choices) + '}'}" if action.nargs != 0 else ""
+            shown = f"{', '.join(action.option_strings)}{value}" if action.option_strings else f"{action.metavar}"
+            out.append(f"| `{shown}` | {(action.help or '').replace('|', chr(92) + '|')} |")
+        if name in KEYS:
+            out += ["", "| JSON | |", "|---|---|"]
+            out += [f"| {', '.join(f'`{key}`' for key in keys.split(', '))} | {t} |" for keys, t in KEYS[name].items()]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")
