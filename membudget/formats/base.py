@@ -125,7 +125,8 @@ def layout(pieces: tuple[Piece, ...], times: int = 1) -> Layout:
 def is_layer_matrix(tensor: Tensor) -> bool:
     """Whether this is a matrix of a layer's linear map, the only thing that formats compress by default.
 
-    Routers, shared-expert gates (one row), convolutions, norms and tables are not.
+    Routers, shared-expert gates (one row), convolutions, norms and tables are not, nor the
+    projection that weighs a sparse indexer's heads, which is kept in fp32 or bf16.
     """
     role = tensor.role
     if role.partition(".")[0] not in LAYER_ROLES or role == "mlp.router" or len(tensor.shape) < 2:
@@ -133,7 +134,10 @@ def is_layer_matrix(tensor: Tensor) -> bool:
     name, shape = tensor.name, tensor.shape
     if len(shape) > 2 and role != "mlp.experts":
         return False
-    if shape[0] == 1 or shape[-1] == 1 or "conv" in name or "norm" in name:
+    if shape[0] == 1 or shape[-1] == 1 or name.endswith("indexer.weights_proj.weight"):
+        return False
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    if "conv" in module or "norm" in module:
         return False
     return name.endswith(".weight") or (role == "mlp.experts" and not name.endswith(("_bias", ".bias")))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
 from membudget.formats.modules import Matcher, matcher, module_of
+from membudget.formats.quantization import Quantization, declaration, dense_dtype
 from membudget.formats.safetensors import Choose, Safetensors, Scheme
 
 TYPE_CHECKING = False
@@ -17,77 +18,7 @@ if TYPE_CHECKING:
     from membudget.model.config import Config
     from membudget.model.tensors import Tensor
 
-#: torch's dtypes by the names that configs use.
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float": "F32", "half": "F16"}
 _NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-
-#: The keys under which lists of modules left alone are found.
-_IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
-
-
-class Quantization:
-    """A quantization_config, its values checked as they are read; errors name the file and the key."""
-
-    __slots__ = ("model_type", "raw", "source", "where")
-
-    def __init__(
-        self, raw: Mapping[str, Any], source: str, where: str = "quantization_config", model_type: str = ""
-    ) -> None:
-        self.raw, self.source, self.where, self.model_type = raw, source, where, model_type
-
-    def error(self, key: str, what: str, allowed: str) -> FormatError:
-        """A `FormatError` that says where, what and what is allowed."""
-        at = f"{self.where}.{key}" if key else self.where
-        return FormatError(f"{self.source}: {at} {what}; allowed is {allowed}")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
-        value = self.raw.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= 10**6:
-            raise self.error(key, f"is {value!r}"[:80], "a whole number, 1 or more (-1: a whole row)")
-        return value
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(key, f"is {value!r}"[:80], "true or false")
-        return value
-
-    def text(self, key: str, default: str = "") -> str:
-        """A string."""
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.error(key, f"is {value!r}"[:80], "a string")
-        return value
-
-    def strings(self, key: str) -> list[str]:
-        """A list of strings; absent or null gives an empty one."""
-        value = self.raw.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, "is no list of strings", "a list of module names")
-        return value
-
-    def table(self, key: str) -> Mapping[str, Any]:
-        """An object; absent or null gives an empty one."""
-        value = self.raw.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise self.error(key, f"is {value!r}"[:80], "an object")
-        return value
-
-    def ignored(self) -> list[str]:
-        """The modules left alone, under any of the names for that list."""
-        return [item for key in _IGNORE_KEYS for item in self.strings(key)]
 
 
 def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Format:
@@ -105,7 +36,7 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
             )
         from membudget.formats.registry import get
 
-        return get(_NAMES[_dtype(config)])
+        return get(_NAMES[dense_dtype(config)])
     method = _method(raw)
     make = _METHODS.get(method)
     if make is None:
@@ -113,54 +44,19 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
             f"{config.source}: quant_method {method!r} is not known; known are {', '.join(sorted(_METHODS))}. "
             "docs/formats.md says how to add one"
         )
-    return make(raw, _dtype(config))
-
-
-def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Quantization | None:
-    """What the checkpoint says about its quantization, wherever it says it; None when it says nothing."""
-    if hf_quant_config is not None:
-        inner = hf_quant_config.get("quantization")
-        if not isinstance(inner, Mapping):
-            raise FormatError("hf_quant_config.json: has no quantization; allowed is an object")
-        return Quantization(
-            {"quant_method": "modelopt", **inner}, "hf_quant_config.json", "quantization", config.model_type
-        )
-    for place in (config.raw, config.text):
-        for key in ("quantization_config", "compression_config"):
-            value = place.get(key)
-            if value is None or value == {}:
-                continue
-            if not isinstance(value, Mapping):
-                raise FormatError(f"{config.source}: {key} is {value!r}; allowed is an object"[:200])
-            return Quantization(value, config.source, key, config.model_type)
-    return None
+    return make(raw, dense_dtype(config))
 
 
 def _method(raw: Quantization) -> str:
     method = raw.text("quant_method").lower()
     algorithm = raw.text("quant_algo")
+    if method == "fp8" and raw.raw.get("moe_quant_algo") is not None:
+        return method  # ModelOpt converted the experts of an fp8 checkpoint
     if algorithm or method.startswith("modelopt"):
         return "modelopt"
     if method in ("", "compressed-tensors", "compressed_tensors") and raw.raw.get("config_groups"):
         return "compressed-tensors"
     return method
-
-
-def _dtype(config: Config) -> str:
-    name = config.dtype
-    if name is None:
-        return "BF16"  # a quantized config without a dtype; its dense parts are 16 bits wide
-    if name not in DTYPES:
-        raise FormatError(f"{config.source}: dtype is {name!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def _is_linear(tensor: Tensor) -> bool:
-    """Any nn.Linear: also heads, routers and other towers, unlike `is_layer_matrix`."""
-    name, bucket = tensor.name, tensor.role.partition(".")[0]
-    if bucket in ("embed", "norms") or len(tensor.shape) != 2 or not name.endswith(".weight"):
-        return is_layer_matrix(tensor)
-    return "norm" not in name and "conv" not in name and "embed" not in name
 
 
 def _keep(choose: Callable[[Tensor], Scheme | None], skip: Matcher) -> Choose:
@@ -209,11 +105,41 @@ def _fp8(raw: Quantization, dtype: str) -> Format:
     if block is not None:
         if not isinstance(block, list) or len(block) != 2 or not all(type(item) is int and item > 0 for item in block):
             raise raw.error("weight_block_size", f"is {block!r}"[:80], "two whole numbers, for example [128, 128]")
+        if raw.model_type.startswith("deepseek_v4"):
+            return _deepseek_v4(raw, dtype, block[0], block[1])
         # DeepSeek's files have fp32 scales and Qwen's bf16 ones; their configs do not say so
         scale = "BF16" if raw.model_type.startswith("qwen") else "F32"
         return _made(raw, "fp8", schemes.fp8_block(block[0], block[1], scale), dtype, mtp=True)
     static = raw.text("activation_scheme", "dynamic") == "static"
     return _made(raw, "fp8", schemes.fp8_tensor(static), dtype)
+
+
+def _deepseek_v4(raw: Quantization, dtype: str, rows: int, columns: int) -> Format:
+    """DeepSeek-V4: fp8 blocks, and experts in fp4 (then all scales are e8m0), fp8, or ModelOpt's NVFP4.
+
+    Source: vLLM models/deepseek_v41/quant_config.py; the published headers.
+    """
+    kind = raw.text("expert_dtype", "fp8").lower()
+    if kind not in ("fp4", "fp8"):
+        raise raw.error("expert_dtype", f"is {kind!r}", "fp4 or fp8")
+    flat = schemes.fp8_block(rows, columns, "F8_E8M0" if kind == "fp4" else "F32", "scale")
+    experts = schemes.fp4_ue8m0() if kind == "fp4" else flat
+    algorithm = raw.text("moe_quant_algo").upper()
+    if algorithm == "NVFP4":
+        experts = schemes.nvfp4("modelopt", raw.integer("group_size", 16))
+    elif algorithm:
+        raise raw.error("moe_quant_algo", f"is {algorithm!r}", "NVFP4")
+    # ModelOpt's list says what is not NVFP4; it stays in fp8
+    ignored = [] if algorithm else raw.ignored()
+
+    def choose(tensor: Tensor) -> Scheme | None:
+        if tensor.role == "mlp.experts":
+            return experts
+        # the compressors are published in bf16
+        return flat if is_layer_matrix(tensor) and ".compressor." not in tensor.name else None
+
+    key = ("declared", "deepseek_v4", flat.key, experts.key, tuple(ignored))
+    return Safetensors("fp8", key, _keep(choose, matcher(ignored, f"{raw.source}: {raw.where}")), dtype)
 
 
 def _fbgemm(raw: Quantization, dtype: str) -> Format:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,11 @@ _KEPT = (
 )  # fmt: skip
 #: ... which is in fp32, except for these (convert_hf_to_gguf.py keeps them in 16 bits).
 _KEPT_IN_16 = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj", "laurel_l", "laurel_r")
+
+
+#: What llama.cpp counts as attn_v.
+_VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
+_IS_KEPT = re.compile("|".join(re.escape(part) for part in _KEPT)).search
 
 
 class _Entry(NamedTuple):
@@ -78,14 +84,17 @@ class Gguf(Format):
         return plan
 
     def _make(self, model: Model) -> dict[str, tuple[Layout, list[_Entry]]]:
-        names: dict[str, list[Named]] = {tensor.name: named(tensor, model) for tensor in model.tensors}
+        names: dict[str, list[Named]] | None = model.memo.get("gguf names")
+        if names is None:
+            names = model.memo["gguf names"] = {tensor.name: named(tensor, model) for tensor in model.tensors}
         table = next((t for t in model.tensors if any(n.name == "token_embd.weight" for n in names[t.name])), None)
         head = any(item.name == "output.weight" for items in names.values() for item in items)
         if self.separate_output and table is not None and not head:
+            names = dict(names)
             names[table.name] = [*names[table.name], Named("output.weight", table.shape)]
             head = True
-        chosen = _Chooser(MIXES[self.mix], self.mix, model, tied=not head, imatrix=self.imatrix)
         every = [item for items in names.values() for item in items]
+        chosen = _Chooser(MIXES[self.mix], self.mix, model, every, tied=not head, imatrix=self.imatrix)
         kinds = {item.name: chosen.kind(item) for item in sorted(every, key=_place)}
         plan = {}
         for tensor in model.tensors:
@@ -109,13 +118,16 @@ def _place(item: Named) -> tuple[int, str]:
 class _Chooser:
     """Goes through a file's tensors in order and counts them, as llama.cpp does."""
 
-    def __init__(self, mix: Mix, name: str, model: Model, *, tied: bool, imatrix: bool) -> None:
+    def __init__(self, mix: Mix, name: str, model: Model, every: list[Named], *, tied: bool, imatrix: bool) -> None:
         self.mix, self.name, self.tied, self.imatrix = mix, name, tied, imatrix
         config = model.config
-        self.layers = config.layers
+        self.layers = 1 + max(_place(item)[0] for item in every)
+        self.values = sum(item.name.endswith(_VALUES) for item in every)
         self.experts = config.integer("num_experts", 0, minimum=0)
+        heads = config.integer("num_attention_heads", 0, minimum=0)
         # an MLA model is converted to one KV head
-        self.gqa = config.heads // (1 if config.get("kv_lora_rank") is not None else max(1, config.kv_heads))
+        latent = config.get("kv_lora_rank") is not None
+        self.gqa = heads // (1 if latent or not heads else max(1, config.kv_heads))
         self.falcon = model.model_type == "falcon"
         # LLM_TYPE_70B in llama-model.cpp
         self.big = self.layers == 80 and (
@@ -137,7 +149,7 @@ class _Chooser:
             return "F32"
         if name.startswith("mmproj:"):
             return "F16"  # the converter's default for a projector, whatever the text model's mix
-        if any(part in name for part in _KEPT):
+        if _IS_KEPT(name):
             return "F16" if any(part in name for part in _KEPT_IN_16) else "F32"
         if self.name in PLAIN:
             return self.mix.base
@@ -163,7 +175,7 @@ class _Chooser:
 
     def _layer(self, name: str) -> str | None:
         mix = self.mix
-        if name.endswith(("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")):
+        if name.endswith(_VALUES):
             kind = self._apply(mix.v, "attn_v", name)
             if mix.low:
                 return kind
@@ -193,7 +205,8 @@ class _Chooser:
             return None
         if counter.startswith("ffn_") and self.experts > 1 and not self.mix.low:
             i = int(name.split(".", 2)[1])
-        return rule(Place(i, self.layers, self.gqa, self.experts, self.imatrix))
+        count = self.values if counter == "attn_v" else self.layers
+        return rule(Place(i, count, self.gqa, self.experts, self.imatrix))
 
 
 def gguf(name: str, mix: str, *, imatrix: bool = False, separate_output: bool = False) -> Gguf:

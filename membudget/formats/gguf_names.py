@@ -117,6 +117,18 @@ _INSIDE = {
         "mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert", "mixer.shared_experts",
         "mlp.shared_mlp") for part in _MLP},
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+    # DBRX
+    "norm_attn_norm.attn.Wqkv": "attn_qkv",
+    "norm_attn_norm.attn.out_proj": "attn_output",
+    "norm_attn_norm.norm_1": "attn_norm",
+    "norm_attn_norm.norm_2": "attn_output_norm",
+    "ffn.router.layer": "ffn_gate_inp",
+    "ffn.experts.mlp.w1": "ffn_gate_exps",
+    "ffn.experts.mlp.v1": "ffn_up_exps",
+    "ffn.experts.mlp.w2": "ffn_down_exps",
     "experts.gate_up_proj": "ffn_gate_up_exps",
     "experts.down_proj": "ffn_down_exps",
     **dict.fromkeys(
@@ -203,7 +215,8 @@ def _kind(name: str) -> tuple[str, str]:
             return name[: -len(kind) - 1], kind
     if name.endswith("_proj_bias"):  # gpt-oss's stacked biases
         return name.removesuffix("_bias"), "bias"
-    return (name, "weight") if name.endswith(("_proj", "sinks")) else (name, "")
+    bare = name.endswith(("_proj", "sinks", ".w1", ".v1", ".w2"))
+    return (name, "weight") if bare else (name, "")
 
 
 def _split_kv_b(prefix: str, model: Model) -> list[Named]:

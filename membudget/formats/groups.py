@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, is_layer_matrix
-from membudget.formats.declared import Quantization, _is_linear
 from membudget.formats.modules import Matcher, matcher, module_of
+from membudget.formats.quantization import Quantization, is_linear
 from membudget.formats.safetensors import Safetensors, Scheme
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def modelopt(raw: Quantization, dtype: str) -> Format:
         key = scheme.key if scheme else None
         schemes_by.setdefault(key, []).append(layer)
         found[key] = scheme
-    rules = [Rule(matcher(patterns, where, anywhere=False), found[key]) for key, patterns in schemes_by.items()]
+    rules = [Rule(matcher(patterns, where), found[key]) for key, patterns in schemes_by.items()]
     return _by_rules("modelopt", raw, rules, skip, dtype, strict=False)
 
 
@@ -157,7 +157,7 @@ def _by_rules(method: str, raw: Quantization, rules: list[Rule], skip: Matcher, 
 
     def decide(tensor: Tensor) -> Scheme | None:
         # a router is a parameter of its own in most models and no nn.Linear; a target may name it
-        linear = _is_linear(tensor) and tensor.role != "mlp.router" if strict else is_layer_matrix(tensor)
+        linear = is_linear(tensor) and tensor.role != "mlp.router" if strict else is_layer_matrix(tensor)
         module = module_of(tensor.name)
         if skip(module):
             return None
@@ -165,7 +165,7 @@ def _by_rules(method: str, raw: Quantization, rules: list[Rule], skip: Matcher, 
             if rule.test is None:
                 if linear:
                     return rule.scheme
-            elif _is_linear(tensor) and rule.test(module):
+            elif is_linear(tensor) and rule.test(module):
                 return rule.scheme
         return None
 

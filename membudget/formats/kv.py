@@ -230,7 +230,7 @@ def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Kv
 
     A checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
-    from membudget.formats.declared import declaration
+    from membudget.formats.quantization import declaration
 
     declared = declaration(config, hf_quant_config)
     if declared is not None:

@@ -26,10 +26,19 @@ class Scheme(NamedTuple):
     stacked: bool = False
 
 
-#: Stored in fp32 whatever the model's dtype is.
-ALWAYS_FP32 = ("e_score_correction_bias",)
+#: Stored in fp32 whatever the model's dtype is: routers' corrections, and DeepSeek-V4's small maps.
+ALWAYS_FP32 = (
+    "e_score_correction_bias", "ffn.gate.bias", ".attn_sink", "compressor.ape", "hc_attn_fn", "hc_attn_base",
+    "hc_attn_scale", "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale", "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale",
+)  # fmt: skip
+#: Tables of integers: the experts of every token in DeepSeek-V4's hashed layers.
+ALWAYS_I64 = (".tid2eid",)
+#: Model types whose linear weights are (into, out): OpenAI's Conv1D.
+CONV1D = ("gpt2", "imagegpt", "decision_transformer")
 #: Model types whose stacked experts are (into, out): they are multiplied from the left.
 INTO_FIRST = ("gpt_oss", "llama4_text", "llama4", "qwen3_vl_moe_text")
+
+_FLIPPED = (*INTO_FIRST, *CONV1D)
 
 Choose = Callable[["Tensor", "Model"], "Scheme | None"]
 
@@ -49,11 +58,12 @@ class Safetensors(Format):
     def layout(self, tensor: Tensor, model: Model) -> Layout:  # noqa: D102
         scheme = None if self._choose is None else self._choose(tensor, model)
         if scheme is None:
-            dtype = "F32" if tensor.name.endswith(ALWAYS_FP32) else self.dense
+            name = tensor.name
+            dtype = "F32" if name.endswith(ALWAYS_FP32) else "I64" if name.endswith(ALWAYS_I64) else self.dense
             key: Hashable = (dtype, tensor.shape)
         else:
             experts = tensor.role == "mlp.experts" and not tensor.name.endswith(".weight")
-            key = (scheme.key, tensor.shape, experts and tensor.name[-12:], model.model_type in INTO_FIRST)
+            key = (scheme.key, tensor.shape, experts and tensor.name[-12:], model.model_type in _FLIPPED)
         made = self._made.get(key)
         if made is not None:
             return made
@@ -104,7 +114,7 @@ def _matrices(tensor: Tensor, model: Model, scheme: Scheme) -> tuple[int, int, i
     for extent in stacked:
         stack *= extent
     if tensor.name.endswith(".weight"):
-        return stack, 1, out, into
+        return (stack, 1, into, out) if model.model_type in CONV1D else (stack, 1, out, into)
     if model.model_type in INTO_FIRST:
         out, into = into, out
     if tensor.name.endswith("gate_up_proj") and not scheme.stacked and out % 2 == 0:

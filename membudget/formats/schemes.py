@@ -199,6 +199,20 @@ def mxfp4(maker: str = "compressed-tensors") -> Scheme:
 
 
 @cache
+def fp4_ue8m0() -> Scheme:
+    """DeepSeek-V4's experts: two fp4 weights in an int8 and an e8m0 scale for 32.
+
+    Source: transformers integrations/finegrained_fp8.py (FP8Experts, expert_dtype fp4); the published headers.
+    """
+
+    def pieces(out: int, into: int) -> tuple[Piece, ...]:
+        groups = divide(into, 32, "in_features")
+        return (piece("weight", "I8", out, groups * 16), piece("scale", "F8_E8M0", out, groups))
+
+    return Scheme(("fp4 ue8m0",), pieces)
+
+
+@cache
 def bnb4(double: bool = False, kind: str = "nf4", block: int = 64) -> Scheme:
     """bitsandbytes 4 bits: nf4 or fp4, an fp32 absmax for 64; `double` stores those in 8 bits.
 
