@@ -9,7 +9,8 @@ for the mix's base type.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+
+from membudget.records import NamedTuple
 
 
 class Place(NamedTuple):
