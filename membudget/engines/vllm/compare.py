@@ -121,7 +121,10 @@ def _request(log: EngineLog, model: Model, known: dict[str, Any]) -> tuple[PoolR
     cpu = log.setting("device_config") == "cpu" or any(
         figure.message.startswith("cpu_") for name in ("available_kv", "reserved_kv") for figure in log.all(name)
     )
-    batched = log.value("max_num_batched_tokens") or number("max_num_batched_tokens")
+    batched = log.value("max_num_batched_tokens")
+    if batched is None or flag("enable_chunked_prefill") is False:
+        # switched off after the line was printed (MLA on the CPU): only an argument still holds
+        batched = number("max_num_batched_tokens")
     override = log.value("override_blocks")
     fields: dict[str, Any] = {
         "max_model_len": log.max_model_len,

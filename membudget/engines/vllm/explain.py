@@ -14,7 +14,7 @@ from membudget.engines.vllm.log import parse_file
 from membudget.engines.vllm.record import EngineLog
 from membudget.engines.vllm.verdict import Check
 from membudget.model import Model
-from membudget.units import gib
+from membudget.units import MIB, gib
 
 _BUDGET = (
     ("total_memory", "device", ""),
@@ -54,13 +54,19 @@ class Explained(NamedTuple):
 
 
 def explain_file(
-    path: str, *, model: Model | None = None, known: Mapping[str, Any] | None = None, total: int | None = None
+    path: str,
+    *,
+    model: Model | None = None,
+    known: Mapping[str, Any] | None = None,
+    total: int | None = None,
+    weights: int | None = None,
 ) -> Explained:
     """Read a log (``-`` for the standard input) and say what it means.
 
     model: of a budget; else the model that the log names is looked up, offline.
     known: fields of `PoolRequest` that a budget knows and a log may not print.
     total: bytes of the device, where the log does not print them.
+    weights: bytes that a budget predicts for one rank.
     Raises `OSError` for a file that cannot be read.
     """
     engines = parse_file(path)
@@ -72,6 +78,8 @@ def explain_file(
     for index, log in enumerate(engines):
         found, note = (model, "") if model is not None else find_model(log)
         compared = compare(log, found, known)
+        if weights is not None and (check := _weights(log, weights)) is not None:
+            compared = compared._replace(checks=(*compared.checks, check))
         if note and not compared.note.startswith(note):
             compared = compared._replace(note=note if found is None else f"{note}; {compared.note}".rstrip("; "))
         documents.append(as_json(log, compared, total))
@@ -80,6 +88,20 @@ def explain_file(
         bad = bad or documents[-1]["verdict"]["status"] in ("refused", "failed") or bool(documents[-1]["differences"])
     return Explained(1 if bad else 0, documents, "\n\n".join(texts))
 
+
+def _weights(log: EngineLog, predicted: int) -> Check | None:
+    """The loaded model against a prediction: never under, and at most `WEIGHTS_OVER` more (allocator rounding)."""
+    printed = log.get("weights")
+    if printed is None:
+        return None
+    off = printed.number - predicted
+    holds = -printed.half <= off <= WEIGHTS_OVER + printed.half
+    text = f"weights: predicted {gib(predicted)}; printed {printed.printed} ({off / MIB:+,.0f} MiB)"
+    return Check("weights_predicted", holds, text, 0 if holds else printed.line, off)
+
+
+#: The budget file's default for weights: within +64 MiB, never under.
+WEIGHTS_OVER = 64 * MIB
 
 NOTHING = (
     "{where}: no line of a vLLM start-up in it (0.6 to 0.33 are known).\n"

@@ -211,10 +211,8 @@ mm_ipc | 0.26.0..0.33.0 | multimodal/gpu_ipc_memory.py | !multimodal_reserve | f
     available for the KV cache
 mamba_block | 0.9.2..0.9.2 | v1/worker/gpu_model_runner.py | !page_size | Attention block size should be increased
     Attention block size should be increased to at least {block_size_needed:count}
-pages | 0.12.0..0.33.0 | v1/core/kv_cache_utils.py | !page_size | page size is not divisible by the maximum
+pages | 0.12.0..0.33.0 | v1/core/kv_cache_utils.py | !page_size | is not divisible by the maximum page size
     page size (?:of the layer )?is not divisible by the maximum page size
-pages_v0 | 0.12.0..0.22.0 | v1/core/kv_cache_utils.py | !page_size | page size of the layer is not divisible
-    The page size of the layer is not divisible by the maximum page size
 layout | 0.29.0..0.33.0 | v1/core/kv_cache_utils.py | !page_size | cannot express this model's mixed page sizes
     KV cache layout \S+ cannot express this model's mixed page sizes
 hybrid_disabled | 0.9.2..0.26.0 | v1/core/kv_cache_utils.py | !page_size | manager is disabled but failed

@@ -147,8 +147,8 @@ def identity(log: EngineLog, total: int | None = None) -> Check:
     text = f"{sum_.removeprefix('+ ')}: {found.text}"
     if found.closes:
         return Check("identity", True, text, 0, float(found.off or 0))
-    names = {"requested": "requested_memory", "cuda_graphs": "cudagraph_estimate", "utilization": "utilization"}
-    figure = log.get(names.get(found.suspect or "", "available_kv"))
+    names = {"requested": "requested_memory", "cuda_graphs": "cudagraph_estimate"}
+    figure = log.utilization if found.suspect == "utilization" else log.get(names.get(found.suspect or "", ""))
     return Check("identity", False, text, figure.line if figure else available.line, float(found.off or 0))
 
 
