@@ -161,6 +161,7 @@ def test_spellings(spelled: str, canonical: str) -> None:
         ("int3", r"Known are fp32, bf16"),
         ("", r"unknown format ''"),
         ("awq-asym", r"option 'asym' is not known; awq takes -gN"),
+        ("awq-g", r"option 'g' is not known; awq takes -gN"),
         ("gptq-g32-g64", r"option 'g64' is given twice"),
         ("x" * 1000, r"unknown format 'x+\.\.\.'"),
     ],

@@ -205,31 +205,33 @@ def _read(name: str) -> tuple[Entry, dict[str, Any], str]:
 
 
 def _option(name: str, entry: Entry, word: str, options: dict[str, Any]) -> None:
-    import re
-
     key: str | None = None
     value: Any = True
-    if match := re.fullmatch(r"g([0-9]{1,6})", word):
-        if "g" in entry.options:
-            key, value = "group", int(match[1])
-    elif match := re.fullmatch(r"(?:int)?([0-9])(?:bit)?", word):
-        if "bit" in entry.options or "bits" in entry.options:
-            key, value = "bits", int(match[1])
-    elif match := re.fullmatch(r"([0-9])\.([0-9]{1,2})(?:bpw)?", word):
-        if "bits" in entry.options:
-            if int(match[2]):
-                raise FormatError(
-                    f"format {name!r}: {match[1]}.{match[2]} bits is an average; which matrix has how many is not "
-                    f"in the name: read the checkpoint, or name {entry.name}-{match[1]}.0 and -{int(match[1]) + 1}.0"
-                )
-            key, value = "bits", int(match[1])
-    elif word in entry.options:
+    number = word.removesuffix("bit").removesuffix("bpw")
+    whole, point, fraction = number.partition(".")
+    if word in entry.options and word not in ("g", "bit", "bits"):
         key = {"asym": "asymmetric", "actorder": "g_idx", "dq": "double", "output": "separate_output"}.get(word, word)
+    elif word[:1] == "g" and "g" in entry.options and _is_number(word[1:], 6):
+        key, value = "group", int(word[1:])
+    elif ("bit" in entry.options or "bits" in entry.options) and _is_number(whole, 1):
+        if not point:
+            key, value = "bits", int(whole)
+        elif "bits" in entry.options and _is_number(fraction, 2):
+            if int(fraction):
+                raise FormatError(
+                    f"format {name!r}: {number} bits is an average; which matrix has how many is not in the name: "
+                    f"read the checkpoint, or name {entry.name}-{whole}.0 and -{int(whole) + 1}.0"
+                )
+            key, value = "bits", int(whole)
     if key is None or key in options:
         allowed = "; ".join(_OPTIONS[option] for option in entry.options) or "no options"
         what = "is given twice" if key in options else "is not known"
         raise UnknownFormat(f"format {name!r}: option {word!r} {what}; {entry.name} takes {allowed}")
     options[key] = value
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return 0 < len(text) <= digits and text.isascii() and text.isdigit()
 
 
 def _unknown(name: str, plain: str) -> str:
