@@ -69,7 +69,6 @@ MODELS = (
     "Qwen--Qwen3.5-9B",
     "moonshotai--Kimi-Linear-48B-A3B-Instruct",
     "LiquidAI--LFM2-1.2B",
-    "openai--whisper-large-v3",
     "nvidia--Llama-3.1-70B-Instruct-FP8",
 )
 #: Other settings of fewer models: (model, tp, pp, available bytes, engine arguments, cases).
@@ -101,6 +100,7 @@ VARIANTS: tuple[tuple[str, int, int, int, dict[str, Any], list[dict[str, int]]],
     ("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 2, 1, AVAILABLE, {"enable_prefix_caching": False}, ONE),
     ("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 1, 1, AVAILABLE, {"mamba_ssm_cache_dtype": "float16"}, ONE),
     ("ai21labs--Jamba-v0.1", 4, 1, AVAILABLE, {}, ONE),
+    ("openai--whisper-large-v3", 1, 1, AVAILABLE, {}, [{"max_model_len": 448, "max_num_batched_tokens": 8_192}]),
 )
 COLUMNS = (
     "kv_cache_dtype",

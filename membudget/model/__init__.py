@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import Family, all_families, find
 from membudget.model.tensors import ParameterCount, Tensor, count
+from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, parts, rename
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,18 +41,26 @@ class Model:
     name: how the user called it.  config: the text model's config.
     tensors: every tensor, in checkpoint order.  caches: one `CacheSpec` a layer.
     unknown: parts that are in the model but not counted, in words; empty when exact.
+    unproven: the recipe is one that the user named, not the model_type's own.
     """
 
     def __init__(self, config: Config, family: Family, name: str) -> None:
         self.name = name
         self.config = family.read(config)
         self.family = family
-        self.tensors: tuple[Tensor, ...] = tuple(family.tensors(self.config))
+        self.tensors: tuple[Tensor, ...] = tuple(self._tensors())
         self.caches: tuple[CacheSpec, ...] = tuple(family.caches(self.config))
         self.count: ParameterCount = count(self.tensors)
         self.cache_shape: CacheShape = summarize(self.caches)
-        self.unknown: tuple[str, ...] = ()
+        self.unknown: tuple[str, ...] = parts(config.raw)
+        self.unproven = False
         self.memo: dict[Any, Any] = {}
+
+    def _tensors(self) -> Iterable[Tensor]:
+        found, wrapper = self.family.tensors(self.config), self.config.wrapper
+        if wrapper not in STYLE_OF:
+            return found
+        return (rename(tensor, wrapper) for tensor in found)
 
     @property
     def model_type(self) -> str:
@@ -62,9 +71,13 @@ class Model:
         return f"<Model {self.name} {self.model_type} {self.count.params:,} parameters>"
 
 
-def build(config: Config | Mapping[str, Any] | str | os.PathLike[str], name: str | None = None) -> Model:
+def build(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str], name: str | None = None, as_type: str | None = None
+) -> Model:
     """Build a `Model` from a `Config`, a config.json's content, or a path to one.
 
+    as_type: read it as this model_type, whatever it says; the model is then `unproven`,
+    and sizes that the config leaves out are errors, not that type's defaults.
     Raises `UnknownModelType` for a model_type no recipe knows, and `ConfigError`
     for a config that is missing, malformed or contradictory.
     """
@@ -72,11 +85,39 @@ def build(config: Config | Mapping[str, Any] | str | os.PathLike[str], name: str
         config = Config(config, name or "config")
     elif not isinstance(config, Config):
         config = load(config)
-    family = find(config.model_type)
+    model_type = as_type or config.model_type
+    family = find(model_type)
+    if family is None and as_type is None and model_type in TEXT_TYPES:
+        # A wrapper's config that keeps the text model's keys at the top.
+        model_type = TEXT_TYPES[model_type]
+        family = find(model_type)
     if family is None:
-        raise UnknownModelType(
-            f"{config.source}: model_type {config.model_type!r} has no recipe, so nothing is counted. "
-            f"Known are: {', '.join(sorted(all_families()))}. "
-            "To add one, see docs/new-model-family.md"
+        raise _unknown(config, model_type, as_type)
+    values, aliases = class_defaults(model_type)
+    if as_type and as_type != config.model_type:
+        values = {key: value for key, value in values.items() if isinstance(value, bool)}
+    elif config.text is not config.raw and "tie_word_embeddings" not in values and config.wrapper:
+        tied = class_defaults(config.wrapper)[0].get("tie_word_embeddings", False)
+        values = {**values, "tie_word_embeddings": tied}
+    model = Model(config.with_defaults(values, aliases), family, name or config.source)
+    model.unproven = as_type is not None and as_type != config.model_type
+    return model
+
+
+def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownModelType:
+    if as_type:
+        return UnknownModelType(
+            f"--as {as_type}: no recipe has this name. Known are: {', '.join(sorted(all_families()))}"
         )
-    return Model(config.with_defaults(*class_defaults(config.model_type)), family, name or config.source)
+    from membudget.model.closest import closest
+
+    near = closest(config)
+    hint = (
+        f"By its keys it is closest to {near}: --as {near} tries that recipe at your word, and marks the result unproven. "
+        if near
+        else "No known family has keys like it; --as llama tries a recipe at your word, and marks the result unproven. "
+    )
+    return UnknownModelType(
+        f"{config.source}: model_type {model_type!r} has no recipe, so nothing is counted. {hint}"
+        "To add one, see docs/new-model-family.md"
+    )

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES
+
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_dim"),
@@ -56,10 +58,13 @@ class Config:
         self.source = source
         self.raw = raw
         self.text, self.wrapper = _find_text(raw, source)
-        self.model_type: str = self.text.get("model_type") or text_type(raw.get("model_type"))
+        self.model_type: str = self.text.get("model_type") or raw.get("model_type")
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
         self._memo: dict[Any, Any] = {}
+        if self.text is not raw and not self.text.get("model_type"):
+            self.wrapper = self.model_type
+            self.model_type = TEXT_TYPES.get(self.model_type, self.model_type)
         if not isinstance(self.model_type, str) or not self.model_type:
             raise ConfigError(f'{source}: no model_type; a config.json from the hub has one, for example "llama"')
 
@@ -226,8 +231,8 @@ class Config:
 
     @property
     def tied(self) -> bool:
-        """tie_word_embeddings: the top level's word counts where the text model has none."""
-        for place in (self.text, self.raw):
+        """tie_word_embeddings: the whole document's word, else the text model's, else the class's."""
+        for place in (self.text, self.raw) if self.wrapper in TEXT_TIES else (self.raw, self.text):
             value = place.get("tie_word_embeddings")
             if value is not None:
                 if not isinstance(value, bool):
@@ -288,11 +293,6 @@ def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], 
     if text is raw or wrapper == text.get("model_type"):
         return text, None
     return text, wrapper if isinstance(wrapper, str) else None
-
-
-def text_type(wrapper: object) -> Any:
-    """The model_type of a wrapper's text model, for a text_config that does not name its own."""
-    return wrapper
 
 
 def _merge_aliases(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

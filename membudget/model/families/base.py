@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-
 from collections.abc import Callable, Iterable, Iterator
 
 from membudget.model.blocks import NOTHING, Block, Flag, Layer, Size, flag, norm, norms, size

@@ -11,18 +11,18 @@ LLAMA = gqa(bias="attention_bias")
 QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
 POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-register("llama emu3_text_model internlm3 iquestcoder granite", LLAMA, glu(bias="mlp_bias"))
+register("llama emu3_text_model internlm3 iquestcoder granite granite_docling_text", LLAMA, glu(bias="mlp_bias"))
 register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
 register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=one_full_in(4))
 register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)
 register("helium", gqa(bias="attention_bias", out_bias=False, out_in="hidden_size"), glu(bias="mlp_bias"))
 register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
-register("ernie4_5", gqa(bias="use_bias"), glu(bias="use_bias"))
+register("ernie4_5 paddleocr_vl_text", gqa(bias="use_bias"), glu(bias="use_bias"))
 register("gemma", LLAMA, glu())
-register("qwen2", gqa(bias=True, out_bias=False), glu(), kinds=qwen_window)
+register("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text", gqa(bias=True, out_bias=False), glu(), kinds=qwen_window)
 register("seed_oss", gqa(bias="attention_bias", out_bias="attention_out_bias"), glu(bias="mlp_bias"))
 register("arcee", LLAMA, mlp(bias="mlp_bias"))
-register("qwen3", QK_HEAD, glu(), kinds=qwen_window)
+register("qwen3 qwen3_vl_text", QK_HEAD, glu(), kinds=qwen_window)
 register("gemma2", LLAMA, glu(), norms=SANDWICH, kinds=alternating)
 register("vaultgemma", LLAMA, glu(), norms=("input_layernorm", "pre_feedforward_layernorm"), kinds=alternating)
 register("gemma3_text", QK_HEAD, glu(), norms=SANDWICH, kinds=one_full_in(6))
@@ -39,8 +39,14 @@ register(
 register("cohere2", LLAMA, glu(), norms=("input_layernorm",), kinds=one_full_in(4))
 register("glm", gqa(bias="attention_bias", out_bias=False), glu(fused="gate_up_proj"))
 register(
-    "glm4",
+    "glm4 glm_ocr_text",
     gqa(bias="attention_bias", out_bias=False),
+    glu(fused="gate_up_proj"),
+    norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
+)
+register(
+    "glm4v_text",
+    gqa(bias=True, out_bias=False),
     glu(fused="gate_up_proj"),
     norms=(*PRE, "post_self_attn_layernorm", "post_mlp_layernorm"),
 )

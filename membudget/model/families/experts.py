@@ -57,7 +57,8 @@ register(
     kinds=qwen_window,
     ffn=sparse_step,
 )
-register("qwen3_moe", HEAD, dense_or(moe(), glu()), kinds=qwen_window, ffn=sparse_step)
+register("qwen3_moe qwen3_omni_moe_text", HEAD, dense_or(moe(), glu()), kinds=qwen_window, ffn=sparse_step)
+register("qwen3_vl_moe_text", HEAD, dense_or(moe(stacked=STACKED), glu()), ffn=sparse_step)
 register("mellum", HEAD, dense_or(moe(), glu()), kinds=one_full_in(4), ffn=sparse_step)
 register("olmoe", FULL, moe(width="intermediate_size"))
 register("flex_olmo", FULL, moe(width="intermediate_size"), norms=POST)
@@ -91,7 +92,7 @@ register(
 )
 register("dots1", HEAD, dense_or(shared_by("n_shared_experts"), glu()), kinds=qwen_window, ffn=first_dense())
 register(
-    "glm4_moe",
+    "glm4_moe glm4v_moe_text",
     gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm"),
     dense_or(shared_by("n_shared_experts"), glu()),
     ffn=first_dense(),

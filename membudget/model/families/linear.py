@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from membudget.model.attention import gqa
-from membudget.model.blocks import by_kind, dense_or, norms, when
+from membudget.model.blocks import by_kind, dense_or, norms, project, when
 from membudget.model.config import Config
 from membudget.model.families.base import first_dense, one_full_linear, register, sparse_step
 from membudget.model.families.experts import QWEN_SHARED, STACKED, mixtral
@@ -57,6 +57,10 @@ def _kimi_kinds(config: Config) -> list[str]:
 
 
 def _kimi(config: Config) -> dict[str, int]:
+    """Sizes from linear_attn_config; what Kimi-K3 adds to Kimi-Linear has no recipe and is refused."""
+    for key in ("attn_res_block_size", "latent_moe_use_norm", "mla_use_output_gate", "routed_expert_hidden_size"):
+        if config.get(key):
+            raise config.error(key, "is set, which kimi_linear does not have", "its absence: there is no recipe for it")
     linear = config.section("linear_attn_config")
     names = {
         "linear_num_heads": "num_heads",
@@ -146,12 +150,15 @@ register(
     ffn=first_dense("num_dense_layers"),
     **LFM2,
 )
+LFM3_GATE = project("self_attn.gate_proj", "num_attention_heads", role="attn")
 register(
     "lfm3",
     by_kind(
         {"conv": short_conv()},
         gqa(bias="attention_bias", qk_norm="head"),
     ),
+    when(lambda layer: layer.kind != "conv" and layer.config.flag("use_attention_gate"), LFM3_GATE),
+    when("use_sandwich_norm", norms("post_operator_norm", "post_ffn_norm")),
     glu(name="feed_forward.", names=W132),
     **LFM2,
 )

@@ -238,3 +238,61 @@ register(
     kinds=_mimo_kinds,
     ffn=first_dense(default=1),
 )
+
+
+# ---- Step-3.5 / 3.7 ------------------------------------------------------------------------------
+
+
+def _step(config: Config) -> dict[str, object]:
+    """Per-layer lists without their trailing MTP entries; sliding layers may have other heads."""
+    count, found = config.layers, {}
+    for key in ("layer_types", "mlp_layer_types"):
+        listed = config.get(key)
+        if isinstance(listed, list) and len(listed) == count + config.size("num_nextn_predict_layers"):
+            found[key] = listed[:count]
+    other = config.section("attention_other_setting").get("num_attention_heads")
+    if other is not None and config.get("num_sliding_attention_heads") is None:
+        found["num_sliding_attention_heads"] = other
+    return found
+
+
+def _step_ffn(config: Config) -> list[str]:
+    """moe_layers_enum lists the layers with experts ("3,4,5"); else all from the fourth on."""
+    listed = config.get("moe_layers_enum")
+    if isinstance(listed, str):
+        numbers = [part for part in listed.split(",") if part.strip()]
+        if not all(part.strip().isdigit() for part in numbers):
+            raise config.error("moe_layers_enum", "is not a list of layers", '"3,4,5"')
+        picked = {int(part) for part in numbers}
+    else:
+        own = config.integers("moe_layers_enum")
+        picked = set(range(3, config.layers)) if own is None else set(own)
+    return ["sparse" if i in picked else "dense" for i in range(config.layers)]
+
+
+def _step_heads(layer: Layer) -> int:
+    c = layer.config
+    if layer.kind == "sliding_attention" and not c.get("per_layer_config"):
+        return c.integer("num_sliding_attention_heads", c.heads)
+    return c.heads
+
+
+def _step_experts(layer: Layer) -> Iterator[Tensor]:
+    c, at = layer.config, layer.prefix
+    hidden, inner, count = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.integer("num_experts")
+    active = c.integer("num_experts_per_tok", maximum=count)
+    yield Tensor(at + "moe.gate.weight", (count, hidden), "mlp.router")
+    yield Tensor(at + "moe.router_bias", (count,), "mlp.router", part="checkpoint")
+    for part, shape in (("gate_proj", (inner, hidden)), ("up_proj", (inner, hidden)), ("down_proj", (hidden, inner))):
+        yield Tensor(f"{at}moe.{part}.weight", shape, "mlp.experts", count, active)
+    yield from glu(width="share_expert_dim", name="share_expert.", role="mlp.shared").tensors(layer)
+
+
+register(
+    "step3p5 step3p7",
+    gqa(qk_norm="head", heads=_step_heads, gate="g_proj", gate_size=_step_heads),
+    dense_or(Block(_step_experts), glu()),
+    tied=False,
+    ffn=_step_ffn,
+    derive=_step,
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight
+from membudget.model.attention import gqa
+from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import PRE, first_dense, register
@@ -20,7 +21,7 @@ SHARED = moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buf
 register("minicpm3 youtu", MLA, glu(bias="mlp_bias"))
 register(
     "deepseek_v2",
-    MLA,
+    when(lambda layer: layer.config.flag("use_mla", True), MLA, gqa(bias="attention_bias")),
     dense_or(
         moe(shared=times("moe_intermediate_size", "n_shared_experts"), shared_bias="mlp_bias"), glu(bias="mlp_bias")
     ),
@@ -59,6 +60,18 @@ register(
     ffn=first_dense(default=3),
     mtp=mtp_layers(),
     derive=_indexers,
+)
+register(
+    "mistral4",
+    MLA,
+    dense_or(
+        moe(
+            stacked=("experts.gate_up_proj", "experts.down_proj"),
+            shared=times("moe_intermediate_size", "n_shared_experts"),
+        ),
+        glu(),
+    ),
+    ffn=first_dense(),
 )
 register(
     "axk1",
@@ -138,7 +151,7 @@ def _hyper_head(prefix: str) -> Block:
 
 LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
 register(
-    "hy_v4",
+    "hy_v4 hy_v4_vl_text",
     mla(bias="attention_bias", indexer=own_indexer, gate="linear_gate:wide"),
     weight("self_attn.learnable_sink_param", "num_attention_heads", role="attn"),
     dense_or(

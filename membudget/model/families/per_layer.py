@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, buffer, linear, norm, when
@@ -11,6 +10,10 @@ from membudget.model.config import Config
 from membudget.model.families.base import SANDWICH, register
 from membudget.model.feedforward import glu, moe
 from membudget.model.tensors import Tensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _own_kv(layer: Layer) -> bool:
@@ -148,12 +151,10 @@ GEMMA4 = (
     when(lambda layer: _per_layer_width(layer) > 0, Block(_per_layer_input)),
     buffer("layer_scalar", 1),
 )
-for types, root in (("gemma4_text gemma4_unified_text", "model."), ("gemma4 gemma4_unified", "model.language_model.")):
-    register(
-        types,
-        *GEMMA4,
-        norms=SANDWICH,
-        root=root,
-        before=when(lambda layer: _per_layer_width(layer) > 0, Block(_per_layer_embeddings)),
-        derive=_gemma4,
-    )
+register(
+    "gemma4_text gemma4_unified_text",
+    *GEMMA4,
+    norms=SANDWICH,
+    before=when(lambda layer: _per_layer_width(layer) > 0, Block(_per_layer_embeddings)),
+    derive=_gemma4,
+)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import Config
 from membudget.model.families.base import first_dense, register
-from membudget.model.families.experts import STACKED
-from membudget.model.feedforward import glu, moe
+from membudget.model.feedforward import GATE_UP_DOWN, glu, moe
 from membudget.model.tensors import Tensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # ---- MiniMax-M3: attention to picked blocks of keys -----------------------------------------
 
@@ -46,19 +48,19 @@ def _m3_ffn(config: Config) -> list[str]:
 
 
 register(
-    "minimax_m3_vl_text",
+    "minimax_m3_vl_text minimax_m3",
     gqa(qk_norm="head"),
     when(lambda layer: layer.kind != "full_attention", Block(_m3_indexer)),
     dense_or(
         moe(
             width="intermediate_size",
-            bias_buffer="gate.e_score_correction_bias",
-            stacked=STACKED,
+            bias_buffer="e_score_correction_bias",
+            names=("w1", "w3", "w2"),
             shared="shared_intermediate_size",
-            shared_fused="gate_up_proj",
-            shared_names=("", "", "down_proj"),
+            shared_names=GATE_UP_DOWN,
+            name="block_sparse_moe.",
         ),
-        glu(width="dense_intermediate_size", fused="gate_up_proj"),
+        glu(width="dense_intermediate_size"),
     ),
     kinds=lambda config: ["full_attention" if i < 3 else "minimax_m3_sparse" for i in range(config.layers)],
     ffn=_m3_ffn,
@@ -180,7 +182,7 @@ def _v4_cache(layer: Layer) -> CacheSpec:
 
 
 register(
-    "deepseek_v4",
+    "deepseek_v4 deepseek_ref",
     Block(_v4_attention, _v4_cache),
     moe(
         names=("w1", "w3", "w2"),

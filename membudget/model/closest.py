@@ -1,0 +1,31 @@
+"""For a model_type that no recipe knows: which known one its config looks most like."""
+
+from __future__ import annotations
+
+from membudget.model.config import Config
+from membudget.model.defaults import class_defaults
+from membudget.model.families.index import MODULE_OF
+
+#: Keys that say nothing about how a model is built.
+COMMON = {"vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings", "is_encoder_decoder"}
+
+
+def closest(config: Config) -> str | None:
+    """The model_type whose config class shares the most keys with this config, or None if hardly any."""
+    own = set(config.text) - COMMON
+    best, best_score = None, 0.25
+    for model_type in sorted(MODULE_OF, key=lambda name: (len(name), name)):
+        values, _ = class_defaults(model_type)
+        keys = set(values) - COMMON
+        if not keys:
+            continue
+        score = len(own & keys) / len(keys | {key for key in own if _structural(key)})
+        if score > best_score:
+            best, best_score = model_type, score
+    return best
+
+
+def _structural(key: str) -> bool:
+    """Whether a key looks like it shapes the model."""
+    words = ("num_", "n_", "size", "dim", "rank", "layers", "heads", "experts", "width", "bias", "mamba", "conv", "state")
+    return any(word in key for word in words)
