@@ -145,7 +145,9 @@ class Ledger:
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
-            help_text = f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine.name}."
+            help_text = (
+                f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine.name}."
+            )
         else:
             help_text = "it would fit with " + "; or ".join(change.text for change in self.changes) + "."
         return (
@@ -231,7 +233,9 @@ def predict(budget: Budget) -> Ledger:
     source = "assumed until measured" if budget.overhead is DEFAULT_OVERHEAD else "as the budget says"
     lines += [Line("overhead", part, size, f"{both(size)} {source}") for part, size in budget.overhead.items()]
     if budget.os_bytes:
-        lines.append(Line("overhead", "os_reserve", budget.os_bytes, f"{both(budget.os_bytes)} left to the operating system"))
+        lines.append(
+            Line("overhead", "os_reserve", budget.os_bytes, f"{both(budget.os_bytes)} left to the operating system")
+        )
     return Ledger(budget, tuple(lines), request)
 
 
@@ -353,10 +357,14 @@ def _changes(ledger: Ledger) -> list[Change]:
     budget, found = ledger.budget, []
     if 0 < ledger.max_users < budget.users:
         frees = ledger.kv_per_request * (budget.users - ledger.max_users)
-        found.append(Change(f"{_users(ledger.max_users)} instead of {budget.users:,}", frees, {"users": ledger.max_users}))
+        found.append(
+            Change(f"{_users(ledger.max_users)} instead of {budget.users:,}", frees, {"users": ledger.max_users})
+        )
     if 0 < ledger.max_ctx < budget.ctx:
         frees = ledger.kv_cache - kv_request(budget, ledger.max_ctx) * budget.users
-        found.append(Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, {"ctx": ledger.max_ctx}))
+        found.append(
+            Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, {"ctx": ledger.max_ctx})
+        )
     fp8 = budget._replace(kv_cache_dtype="fp8")
     if kv_request(fp8, budget.ctx) < ledger.kv_per_request and _fits(fp8, budget.ctx, budget.users):
         frees = ledger.kv_cache - kv_request(fp8, budget.ctx) * budget.users

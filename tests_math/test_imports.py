@@ -52,3 +52,16 @@ def test_import_stays_light() -> None:
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_plan_starts_light() -> None:
+    """A plan of a common model loads none of the modules that take longer than the plan itself."""
+    heavy = "typing re json argparse dataclasses pathlib fractions decimal inspect shutil yaml enum subprocess".split()
+    code = (
+        "import sys, io; sys.stdout = io.StringIO(); from membudget.cli import main\n"
+        "code = main('plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8'.split())\n"
+        f"sys.__stdout__.write(repr((code, [m for m in {heavy!r} if m in sys.modules])))"
+    )
+    # -S: an environment's site packages may load anything at start
+    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    assert result.stdout == "(0, [])"

@@ -68,7 +68,9 @@ def test_other_types_are_refused(value: object) -> None:
         units.parse_bytes(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("text", "count"), [("8Ki", 8192), ("32Ki", 32_768), ("1Mi", 1_048_576), ("8_192", 8192), (7, 7)])
+@pytest.mark.parametrize(
+    ("text", "count"), [("8Ki", 8192), ("32Ki", 32_768), ("1Mi", 1_048_576), ("8_192", 8192), (7, 7)]
+)
 def test_counts(text: str | int, count: int) -> None:
     """Ki and Mi are 1,024 and 1,048,576."""
     assert units.parse_count(text) == count
