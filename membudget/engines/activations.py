@@ -44,7 +44,7 @@ def widths(model: Model) -> Widths:
     found = model.memo.get("widths")
     if found is None:
         found = model.memo["widths"] = _widths(model)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def decode(model: Model, users: int, width: int = 2) -> Peak:

@@ -50,4 +50,4 @@ def cache_bytes(model: Model, dtype: str) -> CacheBytes:
                 grows[spec.window] = grows.get(spec.window, 0) + kind.token_bytes(spec)
             fixed += sum(kind.state_bytes(state) for state in spec.states)
         found = model.memo[key] = CacheBytes(tuple((size, window) for window, size in sorted(grows.items())), fixed)
-    return found  # type: ignore[no-any-return]
+    return found

@@ -86,11 +86,12 @@ def refusal(limits: Limits, available: int | None) -> str | None:
     """Why a measurement must not start, with both numbers; None where it may."""
     if available is None:
         return "how much memory is available is unknown here, so nothing is loaded"
-    need = limits.peak + max(limits.reserve, limits.floor)
+    beside = max(limits.reserve, limits.floor)
+    need = limits.peak + beside
     if need <= available:
         return None
     return (
-        f"needs {short(need)} ({short(limits.peak)} predicted peak + {short(max(limits.reserve, limits.floor))} reserve), "
+        f"needs {short(need)} ({short(limits.peak)} predicted peak + {short(beside)} reserve), "
         f"{short(available)} is available"
     )
 
