@@ -65,6 +65,8 @@ def locate(name: str, *, offline: bool | None = None) -> Located:
     Raises `ModelNotFound` that says where it looked, or `ConfigError`.
     """
     _refuse_odd(name)
+    if is_repo_file(name) and not os.path.exists(name):
+        return _from_headers(name, offline)
     if _is_path(name):
         return _from_path(name)
     if not is_model_id(name):
@@ -97,12 +99,18 @@ def _is_word(text: str) -> bool:
     return not rest or rest.isalnum()
 
 
-def _without_tokens(text: str) -> str:
+def without_tokens(text: str) -> str:
     if "hf_" not in text and "api_org_" not in text:
         return text
     import re
 
     return re.sub(_TOKEN, "<access token>", text)
+
+
+def is_repo_file(name: str) -> bool:
+    """Whether `name` is a file of a repository: ``org/name/file.gguf``."""
+    repo, _, file = name.rpartition("/")
+    return file.endswith((".gguf", ".safetensors")) and "/" in repo and is_model_id(repo) and is_model_id(file)
 
 
 def is_offline() -> bool:
@@ -112,7 +120,7 @@ def is_offline() -> bool:
 
 def shown(name: str) -> str:
     """`name` as it may be printed: quoted, cut, and without anything that looks like an access token."""
-    text = _without_tokens(name)
+    text = without_tokens(name)
     return repr(text if len(text) <= 120 else text[:117] + "...")
 
 
@@ -136,7 +144,7 @@ def _refuse_odd(name: str) -> None:
         raise ConfigError("the model is empty: write a hub id such as Qwen/Qwen3-8B, or a path")
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         raise ConfigError(f"{shown(name)} has a control character (newline, tab, NUL) in it: no model id or path has")
-    if _without_tokens(name) != name:
+    if without_tokens(name) != name:
         raise ConfigError(f"{shown(name)}: that looks like an access token, not a model; it is not shown or sent")
 
 
@@ -322,6 +330,8 @@ def _from_hub(name: str, looked: list[str]) -> Located:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise _not_found(name, looked, "not asked: pip install huggingface_hub", reachable=False) from None
+    from membudget.checkpoint.connection import reason, unreachable
+
     failed = unreachable()
     if failed:
         raise _not_found(name, looked, failed, reachable=False)
@@ -329,12 +339,8 @@ def _from_hub(name: str, looked: list[str]) -> Located:
         path = hf_hub_download(name, "config.json")
     except LocalEntryNotFoundError as error:
         raise _not_found(name, looked, reason(error), reachable=False) from None
-    except EntryNotFoundError:
-        raise ModelNotFound(
-            f"{shown(name)}: the repository has no config.json on the hub. A GGUF or adapter repository has none: "
-            "download the .gguf file and pass its path, or name the base model",
-            reachable=True,
-        ) from None
+    except EntryNotFoundError:  # as in repositories that only hold GGUF files
+        return _from_headers(name, False)
     except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
         raise _not_found(name, looked, reason(error), reachable) from None
@@ -347,37 +353,19 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     return Located(load(path, source), source, "hub", folder, name, _quant(folder))
 
 
-def unreachable() -> str | None:
-    """Why no connection to the hub can be made, in words; None if one can.
+def _from_headers(name: str, offline: bool | None) -> Located:
+    """A repository without a config.json, or one file of one: what the GGUF header says."""
+    from membudget.checkpoint import CheckpointError, config_of
+    from membudget.checkpoint.hub import read_repo
 
-    Asked first, because huggingface_hub retries for half a minute before it gives up.
-    """
-    import socket
-    from urllib.parse import urlsplit
-
-    from huggingface_hub import constants
-
-    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")):
-        return None  # the proxy knows
-    address = urlsplit(constants.ENDPOINT)
     try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        socket.create_connection((address.hostname or "", port), timeout=3).close()
-    except (OSError, ValueError) as error:
-        return f"could not be reached: {address.hostname}: {getattr(error, 'strerror', None) or error}"
-    return None
-
-
-def reason(error: BaseException) -> str:
-    """Why the hub did not answer, in words and without an access token."""
-    kind = type(error).__name__
-    known = {
-        "GatedRepoError": "closed: accept its licence on the hub and log in (`hf auth login`, or HF_TOKEN)",
-        "RepositoryNotFoundError": "does not have it, or it is private and you are not logged in",
-        "OfflineModeIsEnabled": "not asked: offline",
-        "LocalEntryNotFoundError": "could not be reached",
-    }
-    return known.get(kind, f"could not be asked: {kind}: {_without_tokens(str(error)).splitlines()[0]}")
+        checkpoint = read_repo(name, offline=offline)
+    except CheckpointError as error:
+        raise ModelNotFound(f"{error} (an adapter's repository? name the base model)", reachable=True) from None
+    repo = name if is_model_id(name) else name.rpartition("/")[0]
+    if checkpoint.kind == "gguf":
+        return Located(config_of(checkpoint), f"{name} (hub)", "hub", checkpoint.source, repo, None, checkpoint)
+    return Located(None, f"{name} (hub)", "safetensors", checkpoint.source, repo, None, checkpoint)
 
 
 def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> ModelNotFound:

@@ -38,10 +38,15 @@ __all__ = [
 def read(path_or_repo: str | os.PathLike[str], *, offline: bool | None = None) -> Checkpoint:
     """Read the headers of a file, a folder, or a repository on the hub (ranged reads).
 
-    A repository that is in the local cache is read there.  Raises `CheckpointError`.
+    ``org/name/file.gguf`` names one file of a repository.  A repository that is in the
+    local cache is read there.  Raises `CheckpointError`.
     """
     name = os.fspath(path_or_repo)
-    if os.path.exists(os.path.expanduser(name)) or name.lower().endswith((".safetensors", ".gguf", ".json")):
+    if os.path.exists(os.path.expanduser(name)):
+        return read_path(name)
+    from membudget.locate import is_repo_file
+
+    if name.lower().endswith((".safetensors", ".gguf", ".json")) and not is_repo_file(name):
         return read_path(name)
     from membudget.checkpoint.hub import read_repo
 

@@ -96,6 +96,8 @@ def compare(checkpoint: Checkpoint, model: Model, form: Format | None = None) ->
         item = expected.get(name)
         if item is not None:
             found.add(name)
+            if item.optional and item.role == "mtp":
+                unused.setdefault("mtp", []).append(entry)
             if not _same_shape(item.shape, entry.shape) and not _packed_in_place(entry, form):
                 wrong.append(WrongShape(entry.name, item.shape, entry.shape))
             continue

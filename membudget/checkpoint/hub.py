@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from membudget.checkpoint import gguf_file, safetensors_file
+from membudget.checkpoint.connection import reason, unreachable
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
 from membudget.checkpoint.reading import _SPLIT, INDEX, join, join_splits, read_path
-from membudget.locate import cache_folder, is_model_id, is_offline, reason, shown, snapshot, unreachable
+from membudget.locate import cache_folder, is_model_id, is_offline, is_repo_file, shown, snapshot
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
 _WINDOW = 2 * 2**20
@@ -62,15 +63,13 @@ def read_repo(repo: str, *, revision: str | None = None, offline: bool | None = 
         return _read(huggingface_hub.HfApi(), repo, revision, file)
     except CheckpointError:
         raise
-    except Exception as error:
+    except Exception as error:  # its transport's exceptions differ between versions
         raise CheckpointError(repo, None, f"the hub {reason(error)}") from None
 
 
-def _split_file(repo: str) -> tuple[str, str | None]:
-    parts = repo.split("/")
-    if len(parts) == 3 and parts[2].endswith((".gguf", ".safetensors")) and ".." not in repo:
-        return f"{parts[0]}/{parts[1]}", parts[2]
-    return repo, None
+def _split_file(name: str) -> tuple[str, str | None]:
+    repo, _, file = name.rpartition("/")
+    return (repo, file) if is_repo_file(name) else (name, None)
 
 
 def _read(api: Any, repo: str, revision: str | None, file: str | None) -> Checkpoint:

@@ -1,0 +1,38 @@
+"""Whether the hub can be reached, and why it did not answer: in words, without an access token."""
+
+from __future__ import annotations
+
+import os
+
+
+def unreachable() -> str | None:
+    """Why no connection to the hub can be made, in words; None if one can.
+
+    Asked first, because huggingface_hub retries for half a minute before it gives up.
+    """
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")):
+        return None  # the proxy knows
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), timeout=3).close()
+    except (OSError, ValueError) as error:
+        return f"could not be reached: {address.hostname}: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Why the hub did not answer, in words and without an access token."""
+    kind = type(error).__name__
+    known = {
+        "GatedRepoError": "closed: accept its licence on the hub and log in (`hf auth login`, or HF_TOKEN)",
+        "RepositoryNotFoundError": "does not have it, or it is private and you are not logged in",
+        "OfflineModeIsEnabled": "not asked: offline",
+        "LocalEntryNotFoundError": "could not be reached",
+    }
+    return known.get(kind, f"could not be asked: {kind}: {without_tokens(str(error)).splitlines()[0]}")
