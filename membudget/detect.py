@@ -25,6 +25,8 @@ RESERVE_SHARE, RESERVE_LEAST = 10, GIB
 class DetectError(RuntimeError):
     """This machine does not say how much memory it has; the message says what was tried."""
 
+    exit_code = 3  # of the command line: not available here
+
 
 class System:
     """What is asked: commands and files.  Tests put their own answers in its place."""
