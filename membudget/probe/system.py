@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 
 
@@ -24,9 +23,9 @@ def meminfo(path: str = "/proc/meminfo") -> dict[str, int]:
 
 def available() -> int | None:
     """Bytes that can still be used without swapping (MemAvailable); None where it is unknown."""
-    found = meminfo().get("MemAvailable")
-    if found is not None or sys.platform == "linux":
-        return found
+    lines = meminfo()
+    if lines:
+        return lines.get("MemAvailable")
     try:  # macOS and Windows, where psutil is installed
         import psutil
     except ImportError:
