@@ -8,14 +8,27 @@ Devices are counted as they are sold, in decimal GB: an H100 has 80,000,000,000 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from membudget import machines
-from membudget.formats import Format, kv
-from membudget.formats.base import is_layer_matrix
+from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import CacheSpec, Model
+from membudget.records import NamedTuple
+from membudget.sharding import (
+    TensorParallel,
+    attention_heads,
+    head_problem,
+    repeated_projections,
+    request_bytes,
+    split,
+    split_bytes,
+    width_problem,
+)
 from membudget.units import GB, GIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: A published assumption for prefill: 4.5 GB, and 0.00035 GB for every token of the prompt.
 PREFILL_BASE, PREFILL_PER_TOKEN = 4_500_000_000, 350_000
@@ -48,22 +61,6 @@ class Count(NamedTuple):
     machine: str
     marketed: int
     devices: int
-
-
-class TensorParallel(NamedTuple):
-    """One tensor-parallel size.  Sizes in bytes, of one device.
-
-    divides: whether the model can be split so.  why: what divides it or does not.
-    kv_copies: devices that hold the same KV head; 1 when heads are split, more when replicated.
-    weights, kv_cache: of one device, None where it does not divide.
-    """
-
-    size: int
-    divides: bool
-    why: str
-    kv_copies: int = 1
-    weights: int | None = None
-    kv_cache: int | None = None
 
 
 class Fleet:
@@ -232,10 +229,8 @@ def for_params(
     if heads is not None:
         fleet.mha_bf16 = users * ctx * layers * heads * head_dim * 4
     for size in _sizes(fleet, sizes):
-        problem = None if heads is None else _head_problem([heads], size)
-        fleet.tensor_parallel.append(
-            _split(size, specs, kv_cache_dtype, ctx, users, -(-weights.bytes // size), problem)
-        )
+        problem = None if heads is None else head_problem([heads], size)
+        fleet.tensor_parallel.append(split(size, specs, kv_cache_dtype, ctx, users, -(-weights.bytes // size), problem))
     return fleet
 
 
@@ -253,14 +248,14 @@ def for_model(
     """Size a fleet for a model that is known tensor by tensor.  Raises `FleetError` naming the field."""
     made = format.weigh(model)
     fleet = _size(Part("weights", made.total, made.why), model.caches, kv_cache_dtype, ctx, users, devices, node)
-    heads = _heads(model)
+    heads = attention_heads(model)
     if len(heads) == 1 and all(spec.kind == "full" and spec.k_dim for spec in model.caches):
         fleet.mha_bf16 = users * ctx * sum(heads[0] * (spec.k_dim + spec.v_dim) * 2 for spec in model.caches)
-    split, whole = _split_bytes(model, format)
+    shared, whole = split_bytes(model, format)
     for size in _sizes(fleet, sizes):
-        problem = _head_problem(heads, size) or _width_problem(model, size)
-        weights = -(-split // size) + whole + _repeated_projections(model, format, size)
-        fleet.tensor_parallel.append(_split(size, model.caches, kv_cache_dtype, ctx, users, weights, problem))
+        problem = head_problem(heads, size) or width_problem(model, size)
+        weights = -(-shared // size) + whole + repeated_projections(model, format, size)
+        fleet.tensor_parallel.append(split(size, model.caches, kv_cache_dtype, ctx, users, weights, problem))
     return fleet
 
 
@@ -313,7 +308,7 @@ def _size(
     if node is None:
         node = machines.get(DEFAULT_NODE[0]), DEFAULT_NODE[1]
     _positive("node's devices", node[1])
-    request = _request(specs, dtype, ctx)
+    request = request_bytes(specs, dtype, ctx)
     parts = (
         weights,
         Part("kv_cache", request * users, f"{users:,} users x {request:,} bytes at {ctx:,} tokens ({dtype})"),
@@ -329,95 +324,12 @@ def _size(
     return fleet
 
 
-def _request(specs: Sequence[CacheSpec], dtype: str, ctx: int) -> int:
-    kind = kv.get(dtype)
-    return sum(kind.bytes_for(spec, ctx) for spec in specs)
-
-
 def _sizes(fleet: Fleet, sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         _positive("tensor_parallel", size)
     # The bound's own counts show why it is no layout: 9 devices split no model with 64 heads.
     counts = [count.devices for count in fleet.counts if count.devices <= 1024]
     return sorted({*SIZES, *sizes, *counts, fleet.node_devices})
-
-
-def _split(
-    size: int, specs: Sequence[CacheSpec], dtype: str, ctx: int, users: int, weights: int, problem: str | None
-) -> TensorParallel:
-    held: list[CacheSpec] = []
-    copies, notes = 1, []
-    for spec in specs:
-        kv_heads = spec.kv_heads
-        if kv_heads and max(kv_heads, size) % min(kv_heads, size):
-            reason = f"{kv_heads:,} KV heads are neither a multiple nor a divisor of {size}"
-            return TensorParallel(size, False, problem or reason)
-        if kv_heads and size > kv_heads:
-            copies = max(copies, size // kv_heads)
-            notes.append(f"each of {kv_heads:,} KV heads is held by {size // kv_heads} devices")
-        elif kv_heads:
-            notes.append(f"{kv_heads // size:,} of {kv_heads:,} KV heads a device")
-        if spec.latent:
-            # One latent vector serves every head, so every device keeps it.
-            copies = size
-            notes.append("every device holds the whole latent cache")
-        states = tuple(state._replace(elements=-(-state.elements // size)) for state in spec.states)
-        held.append(spec._replace(kv_heads=-(-kv_heads // size), states=states))
-    if problem is not None:
-        return TensorParallel(size, False, problem)
-    cache = _request(held, dtype, ctx) * users
-    return TensorParallel(size, True, "; ".join(dict.fromkeys(notes)) or "no KV heads to split", copies, weights, cache)
-
-
-def _heads(model: Model) -> list[int]:
-    """Attention heads, one number or one a layer; empty where a model has none."""
-    heads = model.config.get("num_attention_heads")
-    found = heads if isinstance(heads, list) else [heads]
-    return sorted({head for head in found if isinstance(head, int) and head > 0})
-
-
-def _head_problem(heads: Sequence[int], size: int) -> str | None:
-    for head in heads:
-        if head % size:
-            return f"{head:,} attention heads are not divisible by {size}"
-    return None
-
-
-def _width_problem(model: Model, size: int) -> str | None:
-    for key in ("intermediate_size", "moe_intermediate_size"):
-        width = model.config.get(key)
-        if isinstance(width, int) and width % size:
-            return f"{key} {width:,} is not divisible by {size}"
-    return None
-
-
-def _split_bytes(model: Model, format: Format) -> tuple[int, int]:
-    """Bytes that are split over the devices (linear maps, embedding, head), and that each holds whole (the rest)."""
-    split = whole = 0
-    for tensor in model.tensors:
-        if tensor.part != "params":
-            continue
-        size = format.layout(tensor, model).nbytes * tensor.copies
-        if is_layer_matrix(tensor) or (tensor.role in ("embed", "lm_head") and len(tensor.shape) == 2):
-            split += size
-        else:
-            whole += size
-    return split, whole
-
-
-def _repeated_projections(model: Model, format: Format, size: int) -> int:
-    """Bytes that a device holds beyond its share because K and V projections go with replicated KV heads."""
-    weights_bytes, weights = format.weigh(model).layer_bits
-    hidden = model.config.get("hidden_size")
-    if not weights or not isinstance(hidden, int):
-        return 0
-    # A device keeps one head of each; its even share, kv_heads / size of a head, is counted already.
-    extra = sum(
-        -(-hidden * (spec.k_dim + spec.v_dim) * (size - spec.kv_heads) // size)
-        for spec in model.caches
-        if 0 < spec.kv_heads < size
-    )
-    return -(-extra * weights_bytes // weights)
 
 
 def _positive(field: str, value: int) -> None:

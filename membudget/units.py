@@ -37,7 +37,8 @@ def parse_bytes(text: str | int) -> int:
         return text
     whole, fraction, unit = _split(text, "a size", "'8 GiB', '64 MiB', '16 GB', '4096 B'")
     if not unit:
-        raise UnitError(f"{text!r} has no unit: write {text.strip()} B, {text.strip()} GiB or {text.strip()} GB")
+        number = str(text).strip()
+        raise UnitError(f"{text!r} has no unit: write {number} B, {number} GiB or {number} GB")
     scale = BYTE_UNITS.get(unit)
     if scale is None:
         raise UnitError(f"unknown unit {unit!r} in {text!r}: {_suggest(unit)}")
@@ -98,7 +99,7 @@ def _digits(text: str) -> bool:
 
 
 def _exact(text: str | int, whole: str, fraction: str, scale: int, noun: str) -> int:
-    value, remainder = divmod(int(whole + fraction) * scale, 10 ** len(fraction))
+    value, remainder = divmod(int(whole + fraction) * scale, int("1" + "0" * len(fraction)))
     if remainder:
         raise UnitError(f"{text!r} is not a whole number of {noun}")
     return value
