@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from membudget.checkpoint import Checkpoint, CheckpointError, by_role, compare, read_path
+from membudget.checkpoint import Checkpoint, CheckpointError, by_role, read_path
+from membudget.checkpoint.compare import compare
 from membudget.formats import Format, Weights
 
 TYPE_CHECKING = False
