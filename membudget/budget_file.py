@@ -124,9 +124,14 @@ def load(
     Raises `NoBudgets` for a path that does not exist or has no budget in it.
     """
     sources = sources or Sources()
-    files = list(dict.fromkeys(_files(paths)))
+    files = find(paths)
     stems = _stems(files)
     return [load_file(file, sources, root, stem) for file, stem in zip(files, stems, strict=True)]
+
+
+def find(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The budget files that paths stand for, each once.  Raises `NoBudgets`."""
+    return list(dict.fromkeys(_files(paths)))
 
 
 def load_file(

@@ -60,27 +60,43 @@ class Budgets:
 
     @property
     def paths(self) -> list[str]:
-        """Where budgets are read from; empty where there are none."""
+        """Where budgets are read from; empty where there are none.  `NoBudgets` for an option that has none."""
+        from membudget.budget_file import NoBudgets, find
+
         given = self.option("budgets")
         if given:
-            return [self._at(path) for path in given]
-        default = os.path.join(self.config.rootpath, "budgets")
-        return [default] if os.path.isdir(default) else []
+            return find(self._at(path) for path in given)
+        try:
+            return find([os.path.join(self.config.rootpath, "budgets")])
+        except NoBudgets:
+            return []
 
     @property
     def files(self) -> list[BudgetFile]:
-        """Every budget file; `pytest.UsageError` for a path that has none."""
+        """Every budget file."""
         if self._files is None:
-            from membudget.budget_file import NoBudgets, Sources, load
+            from membudget.budget_file import Sources, load
 
             models = self.option("models")
             tables = [self._at(path) for path in self.option("machines") or ()]
-            try:
-                sources = Sources(tables, self._at(models) if models else None)
-                self._files = load(self.paths, sources, str(self.config.invocation_params.dir))
-            except NoBudgets as error:
-                raise pytest.UsageError(str(error)) from None
+            sources = Sources(tables, self._at(models) if models else None)
+            self._files = load(self.paths, sources, str(self.config.invocation_params.dir)) if self.paths else []
         return self._files
+
+    def check_options(self) -> None:
+        """`pytest.UsageError` for an option with a path that is not there, or a folder without budgets."""
+        for name in ("budgets", "machines", "models"):
+            given = self.option(name) or ()
+            for path in [given] if isinstance(given, str) else given:
+                if not os.path.exists(self._at(path)):
+                    raise pytest.UsageError(f"--{name} {path}: no such file or folder")
+        if self.option("budgets"):
+            from membudget.budget_file import NoBudgets
+
+            try:
+                _ = self.paths
+            except NoBudgets as error:
+                raise pytest.UsageError(f"--budgets {error}") from None
 
     def figures(self, budget: Budget) -> str:
         """A budget's total, headroom and verdict as JSON; empty where nothing can be predicted."""
@@ -152,11 +168,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
     budgets = config.stash[_BUDGETS] = Budgets(config)
-    for name in ("budgets", "machines", "models"):
-        given = budgets.option(name) or ()
-        for path in [given] if isinstance(given, str) else given:
-            if not os.path.exists(budgets._at(path)):
-                raise pytest.UsageError(f"--{name} {path}: no such file or folder")
+    budgets.check_options()
     from membudget.report.summary import Summary
 
     config.pluginmanager.register(Summary(config, _PROPERTY), "membudget-summary")
@@ -186,7 +198,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             params.append(pytest.param(file, id=file.stem))
         params += [pytest.param(item, id=item.id) for item in file.budgets]
     if not params:
-        reason = f"no budgets: {budgets.config.rootpath} has no budgets/ folder; pass --budgets=PATH"
+        reason = f"no budgets: no .yaml file in {budgets.config.rootpath}/budgets; pass --budgets=PATH"
         params.append(pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason)))
     metafunc.parametrize("budget", params, indirect=True)
 
@@ -212,18 +224,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason), append=False)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send the budget's figures with the report."""
-    report = yield
-    figures = ""
-    if report.when == "call" and isinstance(item, BadFile):
-        figures = json.dumps({"budget": item.file.stem})
-    elif report.when == "call" and hasattr(param := _param(item), "kv_cache_dtype"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Let the report carry the budget's figures, as an ordinary user property."""
+    if call.when != "call":
+        return
+    if isinstance(item, BadFile):
+        item.user_properties.append((_PROPERTY, json.dumps({"budget": item.file.stem})))
+    elif hasattr(param := _param(item), "kv_cache_dtype"):
         figures = item.config.stash[_BUDGETS].figures(param)
-    if figures:
-        report.user_properties.append((_PROPERTY, figures))
-    return report
+        if figures:
+            item.user_properties.append((_PROPERTY, figures))
 
 
 class BadFile(pytest.Item):

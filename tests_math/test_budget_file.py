@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a table of errors, one a line)
 from __future__ import annotations
 
 from pathlib import Path
