@@ -13,6 +13,9 @@ COMMON = {"vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embe
 def closest(config: Config) -> str | None:
     """The model_type whose config class shares the most keys with this config, or None if hardly any."""
     own = set(config.text) - COMMON
+    named = _by_architecture(config)
+    if named:
+        return named
     best, best_score = None, 0.25
     for model_type in sorted(MODULE_OF, key=lambda name: (len(name), name)):
         values, _ = class_defaults(model_type)
@@ -29,3 +32,15 @@ def _structural(key: str) -> bool:
     """Whether a key looks like it shapes the model."""
     words = ("num_", "n_", "size", "dim", "rank", "layers", "heads", "experts", "width", "bias", "mamba", "conv", "state")
     return any(word in key for word in words)
+
+
+def _by_architecture(config: Config) -> str | None:
+    """DeepseekV3ForCausalLM under a model_type of its own is built like deepseek_v3."""
+    for place in (config.text, config.raw):
+        listed = place.get("architectures")
+        if isinstance(listed, list) and listed and isinstance(listed[0], str):
+            stem = listed[0].partition("For")[0].lower()
+            for model_type in MODULE_OF:
+                if model_type.replace("_", "").replace("-", "") == stem:
+                    return model_type
+    return None
