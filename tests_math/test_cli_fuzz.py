@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def test_no_argv_ends_in_a_traceback(
 def tidy_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     """Options of one command, written in full, in any order, some left out, some wrong."""
     name = draw(st.sampled_from(sorted(HARMLESS & set(available()))))
-    parser = build(name, "", _options(name))
+    parser = _parser(name)
     words: list[str] = []
     for action in draw(st.lists(st.sampled_from(parser._actions), max_size=6)):
         value = draw(
@@ -74,14 +76,14 @@ def tidy_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     return name, words
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(tidy_lines())
 def test_quick_reads_as_argparse_does(line: tuple[str, list[str]]) -> None:
     """What the quick reader accepts, argparse reads the same; what argparse refuses, it never accepts."""
     name, words = line
     found = quick(_options(name), words)
     try:
-        args, rest = build(name, "", _options(name)).parse_known_intermixed_args(words)
+        args, rest = _parser(name).parse_known_intermixed_args(words)
     except UsageError:
         assert found is None
         return
@@ -95,6 +97,11 @@ def test_plain_command_lines_are_read_quickly(name: str) -> None:
     """Every command's own declarations are ones that the quick reader understands."""
     words = {"plan": ["m"], "count": ["m"], "pool": ["m"]}.get(name, [])
     assert quick(_options(name), words) is not None
+
+
+@cache
+def _parser(name: str) -> ArgumentParser:
+    return build(name, "", _options(name))
 
 
 def _options(name: str) -> Callable[[Any], None]:

@@ -101,6 +101,20 @@ def test_one_shard_stands_for_all(folder: Path, ask: Ask) -> None:
     assert plan["weights"] == size
 
 
+def test_other_commands_take_the_folder_too(
+    folder: Path, ask: Ask, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """fleet, pool and init go by the format that the config declares; the first budget checks."""
+    size = write(folder / "model.safetensors", tensors(CONFIG))
+    _, fleet = ask("fleet", str(folder), "--ctx", "64")
+    assert fleet["weights"] == size
+    assert ask("pool", str(folder), "--machine", "l4", "--max-model-len", "64")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("init", str(folder), "--machine", "l4", "--ctx", "64")[0] == 0
+    code, document = ask("check")
+    assert (code, document["passed"]) == (0, 1)
+
+
 def test_count_compares(folder: Path, ask: Ask, run: Run) -> None:
     """A complete file is exit code 0; a missing, an extra and a misshapen tensor are named, exit code 1."""
     shapes = tensors(CONFIG)

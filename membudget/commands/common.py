@@ -110,11 +110,7 @@ def build_model(args: Arguments, found: Located) -> Model:
 
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
     """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
-    from membudget import formats
-
-    if name is not None:
-        return formats.get(name)
-    if found.kind in ("path", "gguf", "safetensors"):
+    if name is None and found.kind in ("path", "gguf", "safetensors"):
         from membudget.commands.stored import AsStored, checkpoint_of
 
         checkpoint = checkpoint_of(found)
@@ -123,7 +119,14 @@ def choose_format(name: str | None, model: Model, found: Located, notes: list[st
             if notes is not None:
                 notes += stored.notes()
             return stored
-    return formats.of_config(model.config)
+    return named_format(name, model)
+
+
+def named_format(name: str | None, model: Model) -> Format:
+    """The format that was asked for, else the one that the config declares: one that is known by its name."""
+    from membudget import formats
+
+    return formats.of_config(model.config) if name is None else formats.get(name)
 
 
 def choose_cache(name: str, form: Format, model: Model) -> str:

@@ -11,11 +11,11 @@ from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
     choose_cache,
-    choose_format,
     context,
     count,
     find_model,
     model_argument,
+    named_format,
 )
 from membudget.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
@@ -58,8 +58,8 @@ def run(args: Arguments) -> Result:
     if (args.model is None) == (args.params is None):
         raise InputError("give a MODEL or --params, and not both; see `membudget fleet --help`")
     if args.params is None:
-        model, found = find_model(args)
-        form = choose_format(args.format, model, found)
+        model, _ = find_model(args)
+        form = named_format(args.format, model)
         dtype = choose_cache(args.kv_cache_dtype, form, model)
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes

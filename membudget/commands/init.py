@@ -11,21 +11,25 @@ from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
     choose_cache,
-    choose_format,
     context,
     count,
     find_model,
     model_argument,
+    named_format,
 )
 from membudget.commands.plan import DEFAULT_CTX
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 from membudget.report.plan import model_context
+from membudget.schema import schema_text
 from membudget.units import exact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.commands.arguments import Arguments, Declares
     from membudget.locate import Located
+
+#: Beside the budgets, for editors that read the modeline.
+SCHEMA = "budgets.schema.json"
 
 
 def options(parser: Declares) -> None:
@@ -49,13 +53,16 @@ def run(args: Arguments) -> Result:
     if args.family:
         raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
     model, found = find_model(args)
-    form = choose_format(args.format, model, found)
+    form = named_format(args.format, model)
     dtype = choose_cache(args.kv_cache_dtype, form, model)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
     ledger = predict(Budget("init", model, form, dtype, ctx, users, machine))
     path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(machine.name)}.yaml")
     text = _yaml(ledger, _reference(args.model, found, args.to))
     _write(path, text)
+    schema = os.path.join(args.to, SCHEMA)
+    if not os.path.exists(schema):
+        _write(schema, schema_text())
     return Result(
         0,
         {"file": path, "fits": ledger.fits, "verdict": ledger.verdict},
@@ -70,6 +77,7 @@ def _yaml(ledger: Ledger, model: str) -> str:
     machine = budget.machine
     where = machine.title or machine.name
     lines = [
+        f"# yaml-language-server: $schema=./{SCHEMA}",
         f"# {plain(budget.model.name)} in {budget.format.name} on {where}. Written by `membudget init`; make it yours.",
         f"model: {model}",
         f"format: {budget.format.name}",
