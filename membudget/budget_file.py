@@ -10,24 +10,28 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
 from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine
 from membudget.fields import Reader
-from membudget.formats import Format, FormatError, kv
+from membudget.formats import Format, kv
+from membudget.formats.kv import KvDtype
 from membudget.locate import locate
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
 from membudget.schema import read
 from membudget.yaml_strict import Problem
 
+T = TypeVar("T")
 SUFFIXES = (".yaml", ".yml")
 #: What lists may expand to in one file.
 MAX_BUDGETS = 4_096
 #: The fields that may be lists, in the order in which they join an id.
 VARYING = ("model", "format", "kv_cache_dtype", "ctx", "users", "machine")
+#: The engines' names in `membudget.formats.kv`; transformers caches take what torch has.
+_KV_ENGINES = {"vllm": "vllm", "llama_cpp": "llama.cpp", "transformers": None}
 #: Where llama.cpp splits a prompt, unless told otherwise.
 _N_UBATCH = 512
 
@@ -49,6 +53,18 @@ class BudgetFile(NamedTuple):
         return "\n".join(map(str, self.problems))
 
 
+class Found(NamedTuple):
+    """A model that was looked up.
+
+    declared: the format that its config declares, or why that is unknown.
+    kv: what the KV cache dtype ``auto`` means for it, or why that is unknown.
+    """
+
+    model: Model
+    declared: Format | str
+    kv: KvDtype | str
+
+
 class NoBudgets(ValueError):
     """A path that is no budget file and no folder of them."""
 
@@ -61,11 +77,11 @@ class Sources:
 
     def __init__(self, machine_files: Sequence[str] = (), models: str | None = None) -> None:
         self.machine_files, self.models_folder = tuple(machine_files), models
-        self._models: dict[str, tuple[Model, Format | str] | str] = {}
+        self._models: dict[str, Found | str] = {}
         self._machines: dict[str, Machine | str] = {}
 
-    def model(self, name: str, folder: str) -> tuple[Model, Format | str]:
-        """The model, and the format that it declares (or why that is unknown); paths are relative to `folder`.
+    def model(self, name: str, folder: str) -> Found:
+        """The model of that name; paths are relative to `folder`.
 
         Raises `ValueError`.
         """
@@ -94,16 +110,16 @@ class Sources:
             raise machines.UnknownMachine(found)
         return found
 
-    def _find(self, place: str, name: str) -> tuple[Model, Format | str]:
+    def _find(self, place: str, name: str) -> Found:
         own = None if _is_path(name) else self._in_models_folder(name)
         located = locate(own or place)
         if located.config is None:
             raise ConfigError(f"{name}: only weights lie there, no config.json that says what they make up")
         model = build(located.config, name)
-        try:
-            return model, formats.of_config(model.config)
-        except (ValueError, ImportError) as error:
-            return model, str(error)
+        declared: Format | str = "the weights' own types are not read here, name their format"
+        if located.kind not in ("gguf", "safetensors"):
+            declared = _or_why(lambda: formats.of_config(model.config, located.hf_quant_config))
+        return Found(model, declared, _or_why(lambda: kv.auto(model.config, located.hf_quant_config)))
 
     def _in_models_folder(self, name: str) -> str | None:
         if not self.models_folder:
@@ -187,13 +203,15 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
 
     models = look_up("model", lambda name: sources.model(name, folder))
     kinds = look_up("format", formats.get)
-    dtypes = look_up("kv_cache_dtype", _kv_dtype)
+    engine = _engine(values.get("engine", {}))
+    dtypes = look_up("kv_cache_dtype", lambda name: _kv_dtype(name, engine.name))
     boxes = look_up("machine", lambda name: _machine(name, sources))
-    if "format" not in values:
-        for _, declared in models:
-            if isinstance(declared, str):
-                text = f"it is missing, and the config does not say: {declared}; allowed: {', '.join(formats.names())}"
-                reader.refuse(where["model"], "format", text)
+    for found in models:
+        if "format" not in values and isinstance(found.declared, str):
+            text = f"it is missing, and the model does not say: {found.declared}; allowed: {', '.join(formats.names())}"
+            reader.refuse(where["model"], "format", text)
+        if "auto" in (dtypes or ["auto"]) and isinstance(found.kv, str):
+            reader.refuse(where.get("kv_cache_dtype", where["model"]), "kv_cache_dtype", f"auto is unknown: {found.kv}")
     if reader.problems:
         return []
     axes: dict[str, list[Any]] = {
@@ -211,9 +229,9 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
         reader.refuse(1, "", f"its lists expand to {number:,} budgets; at most {MAX_BUDGETS:,} are read")
         return []
     vary = [field for field in VARYING if len(axes[field]) > 1]
-    common = _common(values, reader.file, where)
+    common = _common(values, engine, reader.file, where)
     budgets: dict[str, Budget] = {}
-    for (model, declared), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
+    for (model, declared, own_kv), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
         named = {
             "model": model.name.rstrip("/").rpartition("/")[2],
             "format": kind.name if kind else "",
@@ -223,15 +241,15 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "machine": machine.name,
         }
         name = _unique("-".join([stem, *(_plain(named[field]) for field in vary)]), budgets)
-        kv_dtype = _own_dtype(model) if dtype == "auto" and "auto" not in kv.names() else dtype
+        kv_dtype = own_kv.name if dtype == "auto" else dtype
         budgets[name] = Budget(name, model, kind or declared, kv_dtype, ctx, users, machine, **common)
     return list(budgets.values())
 
 
-def _common(values: dict[str, Any], file: str, where: dict[str, int]) -> dict[str, Any]:
+def _common(values: dict[str, Any], engine: Engine, file: str, where: dict[str, int]) -> dict[str, Any]:
     """What all budgets of a file share."""
     return {
-        "engine": _engine(values.get("engine", {})),
+        "engine": engine,
         "overhead": values.get("overhead", DEFAULT_OVERHEAD),
         "os_reserve": values.get("os_reserve"),
         "convention": values.get("capacity", "reported"),
@@ -266,18 +284,17 @@ def _machine(name: str, sources: Sources) -> Machine:
     return sources.machine(name)
 
 
-def _kv_dtype(name: str) -> str:
+def _kv_dtype(name: str, engine: str) -> str:
     if name.strip().lower() == "auto":
         return "auto"
-    return kv.get(name).name
+    return kv.get(name, engine=_KV_ENGINES[engine]).name
 
 
-def _own_dtype(model: Model) -> str:
-    """What vLLM's `auto` is for a model without a declared KV scheme: its own dtype."""
+def _or_why(read: Callable[[], T]) -> T | str:
     try:
-        return kv.get((model.config.dtype or "bf16").removeprefix("torch.")).name
-    except FormatError:
-        return "bf16"
+        return read()
+    except (ValueError, ImportError) as error:
+        return str(error)
 
 
 def _is_path(name: str) -> bool:

@@ -72,6 +72,30 @@ def test_what_is_left_out_has_its_default() -> None:
     assert budget.format.weigh(budget.model).total == 2 * 8_030_261_248
 
 
+@pytest.mark.parametrize(
+    ("model", "form", "dtype"),
+    [
+        ("meta-llama/Llama-3.1-8B", "bf16", "bf16"),
+        # its quantization_config: quant_algo FP8, kv_cache_scheme FP8
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "fp8", "fp8"),
+    ],
+)
+def test_auto_is_what_the_checkpoint_declares(model: str, form: str, dtype: str) -> None:
+    """Format and KV cache dtype left out are those of the published files, resolved when the file is read."""
+    budget = _one(f"model: {model}\nctx: 8Ki\nusers: 1\nmachine: dgx-spark\n")
+    assert budget.format.name.startswith(form)
+    assert budget.kv_cache_dtype == dtype
+    budget = _one(f"model: {model}\nkv_cache_dtype: auto\nctx: 8Ki\nusers: 1\nmachine: dgx-spark\n")
+    assert budget.kv_cache_dtype == dtype
+
+
+def test_a_cache_dtype_belongs_to_its_engine() -> None:
+    """llama.cpp has q8_0 caches and vLLM has not."""
+    text = GOOD.replace("kv_cache_dtype: bf16", "kv_cache_dtype: q8_0")
+    assert "kv_cache_dtype: kv cache dtype q8_0 is llama.cpp's; vllm has" in _read(text).error
+    assert _one(text + "engine: {llama_cpp: {}}\n").kv_cache_dtype == "q8_0"
+
+
 def test_llama_cpp_splits_a_prompt_at_512() -> None:
     """n_ubatch is llama.cpp's chunk, 512 unless given."""
     assert _one(GOOD + "engine: {llama_cpp: {n_ubatch: 1024}}\n").engine.max_num_batched_tokens == 1024
