@@ -100,6 +100,7 @@ def _is_word(text: str) -> bool:
 
 
 def without_tokens(text: str) -> str:
+    """`text` with everything that looks like an access token replaced."""
     if "hf_" not in text and "api_org_" not in text:
         return text
     import re

@@ -67,6 +67,7 @@ def gguf_tensors(model: Model, kind: str = "F16") -> dict[str, tuple[str, Shape]
     return {
         item.name: (kind if len(item.shape) > 1 and "norm" not in item.name else "F32", item.shape)
         for tensor in model.tensors
+        if tensor.role not in ("vision", "audio", "mtp")  # in files of their own, or left out
         for item in named(tensor, model)
     }
 

@@ -213,11 +213,17 @@ def test_fused_and_stacked_layouts(tmp_path: Path) -> None:
     assert not differences(tmp_path, tensors, model).ok
 
 
-def test_prediction_head_of_deepseek(model: Get, tmp_path: Path) -> None:
-    """DeepSeek-V3's layer 61 is in the inventory as stored beside the parameters: listed as unused, or not missed."""
-    deepseek = model("deepseek-ai/DeepSeek-V3")
+def deepseek_v3(raw_config: Raw) -> Model:
+    """DeepSeek-V3 cut to 5 layers, of which 2 have experts, and 8 experts."""
+    raw = {**raw_config("deepseek-ai/DeepSeek-V3"), "num_hidden_layers": 5, "n_routed_experts": 8}
+    return build(raw)
+
+
+def test_prediction_head_of_deepseek(raw_config: Raw, tmp_path: Path) -> None:
+    """DeepSeek-V3's last layer is in the inventory as stored beside the parameters: listed as unused, or not missed."""
+    deepseek = deepseek_v3(raw_config)
     full = stored(deepseek)
-    head = {name for name in full if name.startswith("model.layers.61.")}
+    head = {name for name in full if name.startswith("model.layers.5.")}
     assert head
     found = differences(tmp_path, full, deepseek)
     assert found.ok
@@ -227,13 +233,13 @@ def test_prediction_head_of_deepseek(model: Get, tmp_path: Path) -> None:
     assert not without.unused
 
 
-def test_router_bias_may_be_missing(model: Get, tmp_path: Path) -> None:
+def test_router_bias_may_be_missing(raw_config: Raw, tmp_path: Path) -> None:
     """What published files store beside the parameters is not missed where it is absent."""
-    deepseek = model("deepseek-ai/DeepSeek-V3")
+    deepseek = deepseek_v3(raw_config)
     full = stored(deepseek)
     without = {name: item for name, item in full.items() if "e_score_correction_bias" not in name}
-    # 58 layers of experts and that of the prediction head
-    assert len(full) - len(without) == 59
+    # 2 layers of experts and that of the prediction head
+    assert len(full) - len(without) == 3
     assert differences(tmp_path, without, deepseek).ok
 
 
@@ -318,7 +324,7 @@ def test_every_shipped_config_compares_with_itself(raw_config: Raw, tmp_path: Pa
         except ConfigError:
             continue
         tensors = stored(model)
-        if len(tensors) > 5000:
+        if len(tensors) > 1200:
             continue
         checkpoint = read_path(str(write_safetensors(tmp_path / "m.safetensors", tensors)))
         found = compare(checkpoint, model)

@@ -128,6 +128,8 @@ def _expected(checkpoint: Checkpoint, model: Model, form: Format | None) -> Iter
         if checkpoint.kind == "gguf":
             from membudget.formats.gguf_names import named
 
+            if tensor.role in ("vision", "audio", "mtp"):
+                continue  # in a file of their own (mmproj), or left out by the converter
             for item in named(tensor, model):
                 yield Expected(item.name, item.shape, tensor.role, optional)
         elif form is not None:

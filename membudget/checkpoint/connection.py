@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from membudget.locate import without_tokens
+
 
 def unreachable() -> str | None:
     """Why no connection to the hub can be made, in words; None if one can.
