@@ -99,6 +99,8 @@ def _reference(name: str, found: Located, folder: str) -> str:
     if found.repo is not None:
         return _quoted(found.repo)
     path = os.path.relpath(os.path.expanduser(name), folder).replace(os.sep, "/")
+    if not path.strip("./"):  # the folder itself or one above it
+        path += "/"
     return _quoted(path if path.startswith(".") else f"./{path}")
 
 
