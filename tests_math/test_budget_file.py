@@ -73,17 +73,17 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "form", "dtype"),
+    ("model", "bits", "dtype"),
     [
-        ("meta-llama/Llama-3.1-8B", "bf16", "bf16"),
+        ("meta-llama/Llama-3.1-8B", 16, "bf16"),
         # its quantization_config: quant_algo FP8, kv_cache_scheme FP8
-        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "fp8", "fp8"),
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", 8, "fp8"),
     ],
 )
-def test_auto_is_what_the_checkpoint_declares(model: str, form: str, dtype: str) -> None:
+def test_auto_is_what_the_checkpoint_declares(model: str, bits: int, dtype: str) -> None:
     """Format and KV cache dtype left out are those of the published files, resolved when the file is read."""
     budget = _one(f"model: {model}\nctx: 8Ki\nusers: 1\nmachine: dgx-spark\n")
-    assert budget.format.name.startswith(form)
+    assert round(budget.format.weigh(budget.model).bits_per_layer_weight, 2) == bits
     assert budget.kv_cache_dtype == dtype
     budget = _one(f"model: {model}\nkv_cache_dtype: auto\nctx: 8Ki\nusers: 1\nmachine: dgx-spark\n")
     assert budget.kv_cache_dtype == dtype
