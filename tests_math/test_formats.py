@@ -43,6 +43,24 @@ KNOWN = {
     "nf4": LAYERS // 2 + LAYERS // 64 * 4 + DENSE,
     "int8-bnb": LAYERS + 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096) * 4 + DENSE,
     "w8a8": LAYERS + 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096) * 2 + DENSE,
+    "fp8-channel": LAYERS + 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096) * 2 + DENSE,
+    "mxfp8": LAYERS + LAYERS // 32 + DENSE,
+    "int8-torchao": LAYERS + 32 * (4096 * 2 + 1024 * 2 + 14336 * 2 + 4096) * 4 + DENSE,
+    "w8a16": LAYERS + LAYERS // 128 * 2 + 224 * 16 + DENSE,
+    "w4a16-g32": LAYERS // 2 + LAYERS // 32 * 2 + 224 * 16 + DENSE,
+    "w4a16-asym": 5_700_595_200 + LAYERS // 128 // 2,
+    # an int32 for every input of a matrix: what GPTQ has more than AWQ
+    "w4a16-actorder": 5_700_595_200 + 32 * (6 * 4096 + 14336) * 4,
+    "gptq-8bit-g32": LAYERS + LAYERS // 32 * 3 + 32 * (6 * 4096 + 14336) * 4 + DENSE,
+    "hqq-8bit-g128": LAYERS + LAYERS // 128 * 4 + DENSE,
+    "fp4": LAYERS // 2 + LAYERS // 64 * 4 + DENSE,
+    # signs of both sides, and the head at 6 bits
+    "exl3-4.0": LAYERS // 2
+    + 32 * (6 * 4096 + 14336 + 4096 * 3 + 1024 * 2 + 14336 * 2) * 2
+    + 525_336_576 * 3 // 4
+    + (4096 + 128_256) * 2
+    + 525_336_576 * 2
+    + (32 * 8192 + 4096) * 2,
     "fp8-block": LAYERS + LAYERS // 16384 * 4 + DENSE,
     "hqq": LAYERS // 2 + LAYERS // 64 * 4 + DENSE,
     "int4-torchao": LAYERS // 2 + LAYERS // 128 * 4 + DENSE,
@@ -116,6 +134,33 @@ def test_gpt_oss_tensors(model: Get) -> None:
     assert stored[at + "down_proj_bias"][1:3] == ("BF16", (32, 2880))
     assert stored["model.layers.0.self_attn.q_proj.weight"].dtype == "BF16"
     assert len(stored) == 459  # tensors of the published files
+
+
+def test_stacked_experts_are_stored_apart(model: Get) -> None:
+    """Experts that a model stacks are matrices of their own in a packed file: each has its scales."""
+    gemma = model("google/gemma-4-26B-A4B")
+    [both] = [tensor for tensor in gemma.tensors if tensor.name.endswith("layers.0.experts.gate_up_proj")]
+    assert (both.shape, both.copies) == ((1408, 2816), 128)
+    stored = get("nvfp4").stored(both, gemma)
+    at = both.name.removesuffix("gate_up_proj")
+    assert [(item.name.removeprefix(at), item.shape, item.copies) for item in stored] == [
+        (f"*.{part}.{suffix}", shape, 128)
+        for part in ("gate_proj", "up_proj")
+        for suffix, shape in (
+            ("weight", (704, 1408)), ("weight_scale", (704, 176)), ("weight_scale_2", ()), ("input_scale", ())
+        )
+    ]  # fmt: skip
+    assert sum(item.total for item in stored) == get("nvfp4").layout(both, gemma).nbytes * 128
+    [dense] = get("bf16").stored(both, gemma)
+    assert (dense.name, dense.shape, dense.copies) == (both.name, (128, 1408, 2816), 1)
+
+
+def test_conv1d_is_transposed(model: Get) -> None:
+    """GPT-2 keeps its weights as (in, out): a scale a row is one for each of the outputs."""
+    gpt = model("openai-community/gpt2-medium")
+    [c_attn] = [tensor for tensor in gpt.tensors if tensor.name.endswith("h.0.attn.c_attn.weight")]
+    assert c_attn.shape == (1024, 3072)
+    assert [item.shape for item in get("int8-bnb").stored(c_attn, gpt)][1] == (3072,)
 
 
 def test_active_bytes(model: Get) -> None:

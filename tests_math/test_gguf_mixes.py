@@ -135,6 +135,18 @@ def test_rows_that_are_no_whole_blocks_fall_back(model: Get) -> None:
     assert types["blk.0.attn_q.bias"] == "F32"
 
 
+@pytest.mark.parametrize(
+    ("mix", "attn_q"),
+    {"iq4_xs": "IQ4_NL", "iq2_m": "IQ4_NL", "iq3_s": "IQ4_NL", "q2_k": "Q4_0", "q3_k_m": "Q4_0", "tq1_0": "Q4_0",
+     "q5_k_m": "Q5_1", "q6_k": "Q8_0"}.items(),
+)  # fmt: skip
+def test_fallbacks(mix: str, attn_q: str, model: Get) -> None:
+    """What each base type falls back to where 256 does not divide a row."""
+    qwen, form = model("Qwen/Qwen2.5-0.5B"), get(mix)
+    [query] = [tensor for tensor in qwen.tensors if tensor.name == "model.layers.5.self_attn.q_proj.weight"]
+    assert form.stored(query, qwen)[0].dtype == attn_q
+
+
 def test_mla_is_split(model: Get) -> None:
     """kv_b of an MLA layer becomes attn_k_b, transposed, and attn_v_b; 128 columns fall back from Q4_K."""
     deepseek, form = model("deepseek-ai/DeepSeek-V3"), get("q4_k_m")
