@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from membudget import formats
 from membudget.fleet import BOUND, SIZES, Fleet, FleetError, TensorParallel, for_model, for_params, gb, gib, parameters
 from membudget.formats import FormatError
-from membudget.machines import get
+from membudget.machines import Machine, get
 from membudget.model import Model
 from membudget.units import GB, GIB
 
@@ -306,3 +306,31 @@ def test_json_is_whole_numbers() -> None:
     assert (document["fits"], document["max_users"], document["refusal"]) == (False, 102, fleet.refusal)
     assert not [value for value in document.values() if isinstance(value, float)]
     assert {item["size"] for item in document["tensor_parallel"]} >= set(SIZES)
+
+
+def test_an_exactly_full_node_fits() -> None:
+    """A node with as many bytes as are needed holds the plan, and one byte less does not."""
+    total = seventy().total
+    full = Machine("full", 1, -(-total * 2**30 // 10**9), False, 0)
+    short = full._replace(nominal=-(-(total - 1) * 2**30 // 10**9))
+    assert (full.marketed, short.marketed) == (total, total - 1)
+    assert seventy(node=(full, 1)).fits
+    assert not seventy(node=(short, 1)).fits
+
+
+def test_latent_cache_is_held_whole(model: Get) -> None:
+    """DeepSeek-V3's latent cache is not split: every device of 8 keeps all of it."""
+    fleet = for_model(model("deepseek-ai/DeepSeek-V3"), formats.get("bf16"), ctx=8192, users=3)
+    assert way(fleet, 8).kv_cache == fleet.kv_cache
+    assert way(fleet, 8).kv_copies == 8
+    assert "the whole latent cache" in way(fleet, 8).why
+
+
+def test_recurrent_states_are_split(model: Get) -> None:
+    """Qwen3.5-9B: 2 devices share the states of its linear layers as they share the KV heads."""
+    hybrid = model("Qwen/Qwen3.5-9B")
+    assert any(spec.states for spec in hybrid.caches)
+    fleet = for_model(hybrid, formats.get("bf16"), ctx=8192, users=3)
+    half = way(fleet, 2)
+    assert half.kv_cache is not None
+    assert 2 * half.kv_cache == fleet.kv_cache

@@ -181,3 +181,21 @@ def test_suggested_changes_fit(config: dict[str, Any], ctx: int, users: int, mac
         if "format" in values:
             values["format"] = formats.get(values["format"])
         assert predict(ledger.budget._replace(**values)).fits
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("logits", ["last", "every"])
+@pytest.mark.parametrize("share", [None, 0.4, 0.9])
+@pytest.mark.parametrize("machine", ["dgx-spark", "h100-80gb"])
+def test_most_is_the_edge(
+    name: str, attention: str, logits: str, share: float | None, machine: str, model: Get
+) -> None:
+    """Whatever the engine: the most users and the longest context fit, and one more does not."""
+    engine = Engine(name, 8192, attention, logits, share)
+    ledger = plan(model("meta-llama/Llama-3.2-1B"), machine, 2048, users=2, engine=engine)
+    budget, users, ctx = ledger.budget, ledger.max_users, ledger.max_ctx
+    assert predict(budget._replace(users=users)).fits
+    assert not predict(budget._replace(users=users + 1)).fits
+    assert predict(budget._replace(ctx=ctx)).fits
+    assert not predict(budget._replace(ctx=ctx + 1)).fits
