@@ -122,6 +122,8 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if first.overhead is DEFAULT_OVERHEAD:
         parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
         notes.append(f"overhead is assumed until it is measured: {parts}")
+    for ledger in ledgers:
+        notes += [f"{ledger.budget.machine.name}: {note}" for note in ledger.budget.machine.notes]
     unified = [ledger.budget for ledger in ledgers if ledger.budget.os_bytes]
     if unified:
         reserves = dict.fromkeys(f"{both(b.os_bytes).partition(' (')[0]} on {b.machine.name}" for b in unified)

@@ -71,14 +71,14 @@ class Terminal:
         line = min(_eighths(limit, scale, cells) // 8, cells - 1)
         row = [" "] * cells
         row[line] = "│" if self.unicode else "|"
+        if end <= start:
+            return "".join(row).rstrip()
         left = min(first // 8, cells - 1)
         whole, part = divmod(last, 8)
         for cell in range(left, min(whole, cells)):
             row[cell] = "█" if self.unicode else "#"
-        if end > start and whole < cells and (part or whole <= left):
+        if whole < cells and (part or whole <= left):
             row[max(whole, left)] = _BLOCKS[max(part, 1) - 1] if self.unicode else "#"
-        if end <= start:
-            return "".join(row).rstrip()
         right = max(min(whole + bool(part), cells), left + 1)
         painted = "".join(row[:left]) + self.paint("".join(row[left:right]), *([mark] if mark else []))
         return (painted + "".join(row[right:])).rstrip()
