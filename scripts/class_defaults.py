@@ -20,7 +20,7 @@ OUT = pathlib.Path(__file__).resolve().parents[1] / "membudget" / "model" / "def
 #: Keys of no consequence for memory.
 IDLE = re.compile(
     r"token_id|token_index|dropout|pdrop|drop$|_drop|initializer|init_std|epsilon|_eps$|^eps$|hidden_act|activation|"
-    r"router_aux|aux_loss|jitter|z_loss|output_|return_dict|id2label|label2id|problem_type|architectures|"
+    r"router_aux|aux_loss|jitter|z_loss|^output_(?!embedding)|return_dict|id2label|label2id|problem_type|architectures|"
     r"transformers_version|chunk_size_feed_forward|pretraining_tp|summary_|loss|rope_param|rope_scaling|"
     r"rope_theta|scale_attn|scaling_factor|multiplier$|multipliers$|temperature|softcap|time_step_(?!rank)|_token$|"
     r"std$|probability|mask_|classifier_dropout|use_cache|norm_topk|rescale|reorder|residual_in_fp32|topk_method|"

@@ -10,7 +10,7 @@ from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import Family, all_families, find
 from membudget.model.tensors import ParameterCount, Tensor, count
-from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, parts, rename
+from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, WHOLE, parts, rename
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def build(
         family = find(model_type)
     if family is None:
         raise _unknown(config, model_type, as_type)
-    values, aliases = class_defaults(model_type)
+    values, aliases = class_defaults(WHOLE.get(model_type, model_type))
     if as_type and as_type != config.model_type:
         values = {key: value for key, value in values.items() if isinstance(value, bool)}
     elif config.text is not config.raw and "tie_word_embeddings" not in values and config.wrapper:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES
+from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, WHOLE
 
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -62,7 +62,9 @@ class Config:
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
         self._memo: dict[Any, Any] = {}
-        if self.text is not raw and not self.text.get("model_type"):
+        if raw.get("model_type") in WHOLE:
+            self.model_type = raw["model_type"]
+        elif self.text is not raw and not self.text.get("model_type"):
             self.wrapper = self.model_type
             self.model_type = TEXT_TYPES.get(self.model_type, self.model_type)
         if not isinstance(self.model_type, str) or not self.model_type:

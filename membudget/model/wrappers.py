@@ -13,7 +13,7 @@ STYLES = {
     "inside": (
         "aria aya_vision gemma3 got_ocr2 internvl kimi_k25 kimi_k3 llama4 llava llava_next llava_next_video "
         "llava_onevision minimax_m3_vl mistral3 mllama nemotron_h_omni paligemma pp_chart2table qianfan_ocr "
-        "video_llava vipllava fuyu blip-2 instructblip instructblipvideo multi_modality"
+        "video_llava vipllava blip-2 instructblip instructblipvideo multi_modality"
     ),
     "under": (
         "apertus1p5 cohere2_vision deepseek_vl deepseek_vl_hybrid gemma3n gemma4 gemma4_unified glm46v glm4v glm4v_moe "
@@ -33,7 +33,7 @@ TEXT_TYPES = {
     "cohere2_vision": "cohere2",
     "dots3_note": "dots3_note_text",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
-    "fuyu": "persimmon",
+    "emu3": "emu3_text_model",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
@@ -71,6 +71,9 @@ TEXT_TYPES = {
     "vipllava": "llama",
 }
 
+
+#: Wrappers that are a family of their own, and the class whose defaults their text model has.
+WHOLE = {"fuyu": "persimmon"}
 
 #: Wrappers whose text model, a whole causal LM inside, goes by its own tie_word_embeddings.
 TEXT_TIES = frozenset({"llama4"})

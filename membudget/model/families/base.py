@@ -160,6 +160,16 @@ def one_full_in(pattern: int, key: str = "sliding_window_pattern") -> Kinds:
     return kinds
 
 
+def all_of(kind: str) -> Kinds:
+    """Every layer is of this kind."""
+    return lambda config: [kind] * config.layers
+
+
+def pattern(*kinds: str) -> Kinds:
+    """These kinds in turn."""
+    return lambda config: [kinds[index % len(kinds)] for index in range(config.layers)]
+
+
 def alternating(config: Config) -> list[str]:
     """Even layers slide, odd ones attend to everything (Gemma 2, gpt-oss)."""
     return ["full_attention" if index % 2 else "sliding_attention" for index in range(config.layers)]
@@ -192,8 +202,8 @@ def first_dense(key: str = "first_k_dense_replace", default: int = 0) -> Kinds:
         if isinstance(freq, list):
             picked = config.integers("moe_layer_freq", count) or []
             return ["sparse" if one else "dense" for one in picked]
-        first = config.size(key, default)
-        return ["dense" if index < first else "sparse" for index in range(count)]
+        first, step = config.size(key, default), config.integer("moe_layer_freq", 1)
+        return ["sparse" if index >= first and index % step == 0 else "dense" for index in range(count)]
 
     return kinds
 

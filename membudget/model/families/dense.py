@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import buffer, norms, together, weight, when
-from membudget.model.families.base import PRE, SANDWICH, alternating, one_full_in, qwen_window, register, sliding_if_set
+from membudget.model.families.base import (
+    PRE,
+    SANDWICH,
+    alternating,
+    one_full_in,
+    pattern,
+    qwen_window,
+    register,
+    sliding_if_set,
+)
 from membudget.model.feedforward import glu, half_gated, mlp
 
 LLAMA = gqa(bias="attention_bias")
@@ -13,7 +22,8 @@ POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 register("llama emu3_text_model internlm3 iquestcoder granite granite_docling_text", LLAMA, glu(bias="mlp_bias"))
 register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
-register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=one_full_in(4))
+ONE_FULL_THEN_THREE = pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
+register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=ONE_FULL_THEN_THREE)
 register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)
 register("helium", gqa(bias="attention_bias", out_bias=False, out_in="hidden_size"), glu(bias="mlp_bias"))
 register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
@@ -124,7 +134,7 @@ register(
     ),
     glu(),
 )
-register("granite_swa", gqa(bias="attention_bias", sinks="sinks"), glu(bias="mlp_bias"), kinds=sliding_if_set)
+register("granite_swa", gqa(bias="attention_bias", sinks="sinks"), glu(bias="mlp_bias"), kinds=ONE_FULL_THEN_THREE)
 register(
     "moshi",
     gqa(names=("q_proj.linear", "k_proj.linear", "v_proj.linear", "o_proj.linear")),

@@ -116,7 +116,6 @@ register(
         when("layernorm_embedding", norms("layernorm_embedding", bias=True)),
     ),
     head="output_projection",
-    tied=False,
     derive=_decoder_keys,
     caches=_cross_too,
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from membudget.model.attention import gqa
+from membudget.model.attention import floor_dim, gqa
 from membudget.model.blocks import Block, buffer, dense_or, weight
+from membudget.model.config import Config
 from membudget.model.families.base import (
     PRE,
     SANDWICH,
@@ -59,7 +60,7 @@ register(
 )
 register("qwen3_moe qwen3_omni_moe_text", HEAD, dense_or(moe(), glu()), kinds=qwen_window, ffn=sparse_step)
 register("qwen3_vl_moe_text", HEAD, dense_or(moe(stacked=STACKED), glu()), ffn=sparse_step)
-register("mellum", HEAD, dense_or(moe(), glu()), kinds=one_full_in(4), ffn=sparse_step)
+register("mellum", HEAD, dense_or(moe(), glu()))
 register("olmoe", FULL, moe(width="intermediate_size"))
 register("flex_olmo", FULL, moe(width="intermediate_size"), norms=POST)
 register(
@@ -93,7 +94,7 @@ register(
 register("dots1", HEAD, dense_or(shared_by("n_shared_experts"), glu()), kinds=qwen_window, ffn=first_dense())
 register(
     "glm4_moe glm4v_moe_text",
-    gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm"),
+    gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm", dim=floor_dim),
     dense_or(shared_by("n_shared_experts"), glu()),
     ffn=first_dense(),
     mtp=mtp_layers(),
@@ -168,24 +169,43 @@ register(
     kinds=one_full_in(4, "global_attn_every_n_layers"),
     ffn=first_dense("num_dense_layers"),
 )
+def _last_full(config: Config) -> list[str]:
+    """Every sixth layer and the last attend to everything."""
+    return [*one_full_in(6, "")(config)[:-1], "full_attention"]
+
+
 register(
     "beam",
     gqa(bias="attention_bias", qk_norm="head", gate="gate_proj"),
     weight("self_attn.gate_bias", "num_attention_heads", role="attn"),
     dense_or(moe(bias_buffer=SCORE), glu()),
     norms=SANDWICH,
-    ffn=first_dense(default=1),
+    kinds=_last_full,
+    ffn=first_dense(default=3),
 )
 register(
     "kolibri1",
     gqa(qk_norm="head"),
     moe(shared="shared_expert_intermediate_size"),
     buffer("moe.router.expert_bias", "num_experts", role="mlp.router"),
+    kinds=one_full_in(5),
     norms=(*PRE, "post_ffn_norm", "post_attn_norm"),
 )
+def _flint_kinds(config: Config) -> list[str]:
+    """The first two, the last, and every fourth layer attend to everything."""
+    last = config.layers - 1
+    return ["full_attention" if i < 2 or i % 4 == 1 or i == last else "sliding_attention" for i in range(last + 1)]
+
+
+def _flint_ffn(config: Config) -> list[str]:
+    """Without mlp_only_layers, the first two layers are dense."""
+    return sparse_step(config if config.get("mlp_only_layers") is not None else config.overlay({"mlp_only_layers": [0, 1]}))
+
+
 register(
     "flint",
     gqa(bias="attention_bias", qk_norm="head", sinks="softmax_offset"),
     dense_or(moe(shared="shared_expert_intermediate_size", shared_name="shared_expert."), glu()),
-    ffn=sparse_step,
+    kinds=_flint_kinds,
+    ffn=_flint_ffn,
 )

@@ -66,3 +66,31 @@ def mtp_block(count: str = "mtp_num_hidden_layers") -> Callable[[Family, Config]
             yield tensor._replace(role="mtp", part="checkpoint")
 
     return tensors
+
+
+#: Nemotron-H's letters for the kinds of its one-part layers.
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def mtp_pattern(family: Family, config: Config) -> Iterator[Tensor]:
+    """Nemotron-H's heads: the layers of mtp_hybrid_override_pattern, a projection and three norms."""
+    number, pattern = config.size("num_nextn_predict_layers"), config.get("mtp_hybrid_override_pattern", "*E")
+    if not number:
+        return
+    if not isinstance(pattern, str) or not pattern or set(pattern) - set(LETTERS):
+        raise config.error("mtp_hybrid_override_pattern", "is not a pattern", "a string of M, *, - and E")
+    hidden = config.integer("hidden_size")
+    found: list[Tensor] = []
+    for head in range(min(number, 64)):
+        for index, letter in enumerate(pattern):
+            at = f"mtp.layers.{head * len(pattern) + index}."
+            layer = Layer(config, index, LETTERS[letter], at)
+            for block in family.blocks:
+                found.extend(block.tensors(layer))
+            if index == 0:
+                found.extend(linear(at + "eh_proj", hidden, 2 * hidden, "mtp"))
+                for name in ("enorm", "hnorm"):
+                    found.extend(norm(at + name, hidden))
+        found.extend(norm(at + "final_layernorm", hidden))
+    for tensor in found:
+        yield tensor._replace(role="mtp", part="checkpoint")

@@ -290,7 +290,8 @@ register("persimmon", *PERSIMMON, norm_bias=True, final="final_layernorm")
 
 
 def _patches(layer: Layer) -> int:
-    return layer.config.integer("num_channels", 3) * layer.config.integer("patch_size", 30) ** 2
+    raw = layer.config.overlay(layer.config.raw)
+    return raw.integer("num_channels", 3) * raw.integer("patch_size", 30) ** 2
 
 
 register(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from membudget.model.attention import gqa
 from membudget.model.blocks import by_kind, dense_or, norms, project, when
 from membudget.model.config import Config
-from membudget.model.families.base import first_dense, one_full_linear, register, sparse_step
+from membudget.model.families.base import first_dense, one_full_linear, pattern, register, sparse_step
 from membudget.model.families.experts import QWEN_SHARED, STACKED, mixtral
 from membudget.model.families.heads import mtp_block
 from membudget.model.feedforward import glu, moe, times
@@ -24,14 +24,36 @@ register(
     ffn=sparse_step,
     mtp=mtp_block(),
 )
-register("qwen3_5_text qwen3_5", QWEN35, glu(), kinds=one_full_linear(), mtp=mtp_block())
-register("qwen3_5_moe_text qwen3_5_moe", QWEN35, QWEN_SHARED, kinds=one_full_linear(), mtp=mtp_block())
+register("qwen3_5_text", QWEN35, glu(), kinds=one_full_linear(), mtp=mtp_block())
+register("qwen3_5_moe_text", QWEN35, QWEN_SHARED, kinds=one_full_linear(), mtp=mtp_block())
 register(
     "lara_mini",
     by_kind({"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")),
     moe(stacked=STACKED, shared="shared_expert_intermediate_size", shared_name="shared_expert."),
-    kinds=one_full_linear(),
+    kinds=pattern(
+        "linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention"
+    ),
 )
+
+
+def _olmo_kinds(config: Config) -> list[str]:
+    """Every fourth layer is attention, and the last where there are fewer."""
+    kinds = one_full_linear()(config)
+    return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
+
+
+def _olmo(config: Config) -> dict[str, int]:
+    """OLMo-hybrid: as many linear heads as attention heads, keys three quarters as wide, values twice that."""
+    heads = config.integer("linear_num_key_heads", config.heads)
+    key = config.integer("linear_key_head_dim", int(0.75 * config.integer("hidden_size") / heads))
+    return {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": config.integer("linear_num_value_heads", config.heads),
+        "linear_key_head_dim": key,
+        "linear_value_head_dim": config.integer("linear_value_head_dim", 2 * key),
+    }
+
+
 register(
     "olmo_hybrid",
     by_kind(
@@ -44,7 +66,8 @@ register(
         norms("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
     norms=(),
-    kinds=one_full_linear(),
+    kinds=_olmo_kinds,
+    derive=_olmo,
 )
 
 
@@ -52,7 +75,7 @@ def _kimi_kinds(config: Config) -> list[str]:
     """Kimi-Linear: linear_attn_config lists the layers of either kind, counted from 1."""
     listed = config.section("linear_attn_config").integers("full_attn_layers")
     if listed is None:
-        return one_full_linear()(config)
+        return ["full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(config.layers)]
     return ["full_attention" if i + 1 in listed else "linear_attention" for i in range(config.layers)]
 
 
@@ -91,6 +114,19 @@ register(
 )
 
 
+def _bailing(config: Config) -> dict[str, int]:
+    """The linear layers have the attention's heads, and head_dim as the file has it."""
+    found = {}
+    for key, other in (
+        ("linear_head_dim", "head_dim"),
+        ("linear_num_heads", "num_attention_heads"),
+        ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    ):
+        if config.get(key) is None:
+            found[key] = config.integer(other)
+    return found
+
+
 def _bailing_kinds(config: Config) -> list[str]:
     """Every layer_group_size-th layer is attention."""
     group = config.integer("layer_group_size", 4)
@@ -109,6 +145,7 @@ register(
     embed="word_embeddings",
     tied=False,
     kinds=_bailing_kinds,
+    derive=_bailing,
     ffn=first_dense(default=1),
 )
 
@@ -150,6 +187,12 @@ register(
     ffn=first_dense("num_dense_layers"),
     **LFM2,
 )
+def _lfm3_kinds(config: Config) -> list[str]:
+    """Of four layers the third attends to everything and the first slides, but not the very first."""
+    kinds = {2: "full_attention", 0: "sliding_attention"}
+    return ["conv" if i == 0 else kinds.get(i % 4, "conv") for i in range(config.layers)]
+
+
 LFM3_GATE = project("self_attn.gate_proj", "num_attention_heads", role="attn")
 register(
     "lfm3",
@@ -160,14 +203,14 @@ register(
     when(lambda layer: layer.kind != "conv" and layer.config.flag("use_attention_gate"), LFM3_GATE),
     when("use_sandwich_norm", norms("post_operator_norm", "post_ffn_norm")),
     glu(name="feed_forward.", names=W132),
-    **LFM2,
+    **{**LFM2, "kinds": _lfm3_kinds},
 )
 
 
 def _minimax_kinds(config: Config) -> list[str]:
     """attn_type_list: 1 is attention, 0 lightning; else every other layer is."""
     listed = config.integers("attn_type_list", config.layers)
-    picked = listed or [i % 2 for i in range(config.layers)]
+    picked = listed or [(i + 1) % 2 for i in range(config.layers)]
     return ["full_attention" if one else "linear_attention" for one in picked]
 
 

@@ -12,18 +12,24 @@ from membudget.model.families.base import register
 from membudget.model.feedforward import glu
 from membudget.model.tensors import Tensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def _all_heads(layer: Layer) -> int:
     return layer.config.heads
 
 
 def _crosses(layer: Layer) -> bool:
-    return layer.index in (layer.config.integers("cross_attention_layers") or ())
+    """Every fifth layer from the fourth on attends to the image, unless the config lists others."""
+    listed = layer.config.integers("cross_attention_layers")
+    return layer.index in (range(3, 40, 5) if listed is None else listed)
 
 
 CROSS = gqa(qk_norm="head", name="cross_attn.")
 register(
-    "mllama_text_model mllama",
+    "mllama_text_model",
     when(
         _crosses,
         Block(
@@ -48,6 +54,12 @@ def _cross_cache(layer: Layer) -> CacheSpec:
 def _modern_kinds(config: Config) -> list[str]:
     every = config.integer("global_attn_every_n_layers", 3)
     return ["sliding_attention" if i % every else "full_attention" for i in range(config.layers)]
+
+
+def _modern_window(config: Config) -> dict[str, int]:
+    """A token sees half of local_attention."""
+    local = config.size("local_attention")
+    return {"sliding_window": local // 2} if local else {}
 
 
 register(
@@ -75,6 +87,7 @@ register(
     head="decoder",
     head_bias="decoder_bias",
     kinds=_modern_kinds,
+    derive=_modern_window,
 )
 
 
@@ -124,54 +137,47 @@ def _dory_wide(layer: Layer) -> int:
     return layer.config.heads * layer.config.head_dim
 
 
-def _dory_kinds(config: Config) -> list[str]:
-    count = config.integer("n_input_layers") + config.integer("n_recurrent_layers") + config.integer("n_output_layers")
-    return ["mlp" if i % 2 else "full_attention" for i in range(count)]
+def _dory(config: Config) -> dict[str, Any]:
+    """A layer is an attention and an MLP; some configs list the MLPs as layers of their own."""
+    listed = config.get("layer_types")
+    sizes = {key: config.size(key) for key in ("num_hidden_layers", "n_input_layers", "n_output_layers")}
+    middle = config.size("n_recurrent_layers")
+    if isinstance(listed, list) and "mlp" in listed:
+        sizes, middle, listed = {key: value // 2 for key, value in sizes.items()}, middle // 2, listed[::2]
+    count = sizes["num_hidden_layers"]
+    middle = middle or count - sizes["n_input_layers"] - sizes["n_output_layers"]
+    if middle < 1 or sizes["n_input_layers"] + middle + sizes["n_output_layers"] != count:
+        raise config.error("n_recurrent_layers", f"is {middle}", f"what makes num_hidden_layers {count} with the others")
+    kinds = listed or ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
+    return {**sizes, "n_recurrent_layers": middle, "layer_types": kinds}
 
 
 def _dory_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
-    """The recurrent block's layers keep their own in every loop; MLP layers keep nothing."""
+    """The recurrent block's layers keep their own in every loop."""
     start, middle = config.integer("n_input_layers"), config.integer("n_recurrent_layers")
     loops = min(config.integer("n_recurrent_loops", 1), 1000)
     order = [*layers[:start], *layers[start : start + middle] * loops, *layers[start + middle :]]
     cache = DORY_ATTENTION.cache
     assert cache is not None
-    return [cache(layer)._replace(layer=index) for index, layer in enumerate(order) if layer.kind != "mlp"]
+    return [cache(layer)._replace(layer=index) for index, layer in enumerate(order)]
 
 
 DORY_ATTENTION = gqa(bias="attention_bias", gate="g_proj")
-
-
-def _dory(block: Block) -> Block:
-    """Checkpoints count an attention and the MLP behind it as one layer."""
-    return Block(lambda layer: block.tensors(layer.at(f"backbone.layers.{layer.index // 2}.")))
-
-
 register(
     "dory",
-    _dory(
-        when(
-            lambda layer: layer.kind == "mlp",
-            together(
-                glu(bias="mlp_bias"),
-                weight("mlp.suv_gate", "intermediate_size", role="mlp"),
-                weight("mlp.suv_up", "intermediate_size", role="mlp"),
-                weight("lambda_2", "hidden_size"),
-            ),
-            together(
-                DORY_ATTENTION,
-                weight("self_attn.s_gate", _dory_wide, role="attn"),
-                weight("self_attn.sqk", _dory_wide, role="attn"),
-                weight("lambda_1", "hidden_size"),
-            ),
-        )
-    ),
+    DORY_ATTENTION,
+    weight("self_attn.s_gate", _dory_wide, role="attn"),
+    weight("self_attn.sqk", _dory_wide, role="attn"),
+    glu(bias="mlp_bias"),
+    weight("mlp.suv_gate", "intermediate_size", role="mlp"),
+    weight("mlp.suv_up", "intermediate_size", role="mlp"),
+    weight("lambda_1", "hidden_size"),
+    weight("lambda_2", "hidden_size"),
     norms=(),
     root="backbone.",
     embed="embeddings",
     final="",
-    count=lambda config: len(config.get("layer_types") or _dory_kinds(config)),
-    kinds=_dory_kinds,
+    derive=_dory,
     after=Block(lambda layer: iter([Tensor("lm_head.logit_scale", (layer.config.integer("vocab_size"),), "lm_head")])),
     caches=_dory_caches,
 )

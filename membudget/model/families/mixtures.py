@@ -10,9 +10,8 @@ from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import (
     first_dense,
-    full,
+    pattern,
     register,
-    sliding_if_set,
 )
 from membudget.model.feedforward import glu, moe, optional, times
 from membudget.model.tensors import Tensor
@@ -99,7 +98,7 @@ def _llama4_kinds(config: Config) -> list[str]:
 
 
 register(
-    "llama4_text llama4",
+    "llama4_text",
     PLAIN,
     dense_or(
         moe(
@@ -139,7 +138,7 @@ register(
     gqa(bias="attention_bias", sinks="sinks"),
     moe(width="intermediate_size", name="block_sparse_moe.", router="router.weight", stacked=STACKED),
     GRANITE_SHARED,
-    kinds=sliding_if_set,
+    kinds=pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention"),
 )
 register(
     "aria_text",
@@ -212,17 +211,29 @@ def _jetmoe_cache(layer: Layer) -> CacheSpec:
     )
 
 
-register("jetmoe", Block(_jetmoe, _jetmoe_cache))
+def _jetmoe_heads(config: Config) -> dict[str, int]:
+    return {"num_attention_heads": config.integer("num_key_value_heads") * config.integer("num_experts_per_tok")}
+
+
+register("jetmoe", Block(_jetmoe, _jetmoe_cache), derive=_jetmoe_heads)
 
 
 def _mimo_kinds(config: Config) -> list[str]:
     count = config.layers
     listed = config.integers("hybrid_layer_pattern", count)
-    return ["sliding_attention" if one else "full_attention" for one in listed] if listed else full(config)
+    if listed:
+        return ["sliding_attention" if one else "full_attention" for one in listed]
+    return ["full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(config.layers)]
 
 
 def _slides(layer: Layer) -> bool:
     return layer.kind == "sliding_attention"
+
+
+def _mimo(config: Config) -> dict[str, int]:
+    """The hub's sliding_window_size does not count the token itself."""
+    window = config.size("sliding_window_size")
+    return {"sliding_window": window + 1} if window else {}
 
 
 register(
@@ -235,6 +246,7 @@ register(
     ),
     when(_slides, weight("self_attn.attention_sink_bias", "num_attention_heads", role="attn")),
     dense_or(moe(bias_buffer=SCORE), glu()),
+    derive=_mimo,
     kinds=_mimo_kinds,
     ffn=first_dense(default=1),
 )

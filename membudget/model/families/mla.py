@@ -8,17 +8,28 @@ from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
-from membudget.model.families.base import PRE, first_dense, register
+from membudget.model.families.base import PRE, all_of, first_dense, register
 from membudget.model.families.heads import mtp_layers
 from membudget.model.feedforward import glu, moe, times
 from membudget.model.latent import mla, own_indexer
 from membudget.model.tensors import Tensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 MLA = mla(bias="attention_bias")
 SCORE = "gate.e_score_correction_bias"
 SHARED = moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buffer=SCORE)
 
-register("minicpm3 youtu", MLA, glu(bias="mlp_bias"))
+
+
+def _value_dim(config: Config) -> dict[str, int]:
+    """v_head_dim, or hidden_size / heads where it is null (MiniCPM3)."""
+    return {"v_head_dim": config.integer("v_head_dim", config.integer("hidden_size") // config.heads)}
+
+
+register("minicpm3 youtu", MLA, glu(bias="mlp_bias"), derive=_value_dim)
 register(
     "deepseek_v2",
     when(lambda layer: layer.config.flag("use_mla", True), MLA, gqa(bias="attention_bias")),
@@ -50,6 +61,7 @@ register(
     "deepseek_v32",
     mla(bias="attention_bias", indexer=own_indexer),
     dense_or(SHARED, glu()),
+    kinds=all_of("indexed_attention"),
     ffn=first_dense(default=1),
     mtp=mtp_layers(own_embeddings=True),
 )
@@ -57,6 +69,7 @@ register(
     "glm_moe_dsa",
     mla(bias="attention_bias", indexer=own_indexer),
     dense_or(SHARED, glu()),
+    kinds=all_of("indexed_attention"),
     ffn=first_dense(default=3),
     mtp=mtp_layers(),
     derive=_indexers,
@@ -107,10 +120,35 @@ register(
         together(glu(), _gated_norm("post_attention_layernorm", rank=False)),
     ),
     norms=(),
+    kinds=all_of("indexed_attention"),
     ffn=first_dense(default=1),
 )
+
+
+def _dots3(config: Config) -> dict[str, Any]:
+    """layer_types from use_dsa and use_sliding_window, and the sliding layers' own sizes."""
+    count = config.layers
+    wide = "full_attention" if not config.flag("use_dsa", True) else "indexed_attention"
+    slides = config.flag("use_sliding_window", True)
+    kinds = config.strings("layer_types", count) or [
+        wide if not slides or i < 2 or i % 4 == 1 else "sliding_attention" for i in range(count)
+    ]
+    found: dict[str, Any] = {"layer_types": kinds}
+    if config.get("sliding_window") is None:
+        found["sliding_window"] = config.integer("sliding_window_size", 512)
+    if config.get("per_layer_config") is None:
+        own = {
+            "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024,
+            "head_dim": 256, "qk_nope_head_dim": 192, "v_head_dim": 128,
+        }  # fmt: skip
+        own = {key: config.integer(f"swa_{key}", value) for key, value in own.items()}
+        own["qk_rope_head_dim"] = config.integer("swa_qk_rope_head_dim", own["head_dim"] - own["qk_nope_head_dim"])
+        found["per_layer_config"] = {i: own for i, kind in enumerate(kinds) if kind == "sliding_attention"}
+    return found
+
+
 register(
-    "dots3_note_text dots3_note",
+    "dots3_note_text",
     mla(
         bias="attention_bias",
         indexer=lambda layer: layer.kind == "indexed_attention",
@@ -121,6 +159,7 @@ register(
         moe(shared=times("shared_experts_intermediate_size", "n_shared_experts"), bias_buffer=SCORE),
         glu(),
     ),
+    derive=_dots3,
     ffn=first_dense(default=1),
 )
 
@@ -149,6 +188,13 @@ def _hyper_head(prefix: str) -> Block:
     return Block(tensors)
 
 
+def _every_fourth_indexer(config: Config) -> dict[str, list[str]]:
+    """HY-V4: the first layer and every fourth from the second on pick keys."""
+    if config.get("indexer_types") is not None:
+        return {}
+    return {"indexer_types": ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(config.layers)]}
+
+
 LINEAR_GATE = ("linear_gate", "up_proj", "down_proj")
 register(
     "hy_v4 hy_v4_vl_text",
@@ -165,6 +211,8 @@ register(
     ),
     _hyper("hc_pre.hc_attn_layer."),
     _hyper("hc_pre.hc_mlp_layer."),
+    kinds=all_of("indexed_attention"),
+    derive=_every_fourth_indexer,
     ffn=first_dense(default=1),
     after=_hyper_head("hc_pre.hc_head.hc_head_"),
 )

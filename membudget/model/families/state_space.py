@@ -8,13 +8,19 @@ from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, together, when
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import Config
-from membudget.model.families.base import register
+from membudget.model.families.base import all_of, register
+from membudget.model.families.heads import mtp_pattern
 from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
 from membudget.model.feedforward import glu, mlp, moe, optional
 from membudget.model.state import conv, expanded, mamba1, mamba2, recurrent, time_step_rank
 from membudget.model.tensors import Tensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 BACKBONE = {"root": "backbone.", "embed": "embeddings", "final": "norm_f", "norms": ("norm",)}
+MAMBA = {**BACKBONE, "kinds": all_of("linear_attention")}
 
 register(
     "mamba falcon_mamba",
@@ -26,7 +32,7 @@ register(
         conv_bias="use_conv_bias",
         bias="use_bias",
     ),
-    **BACKBONE,
+    **MAMBA,
 )
 register(
     "mamba2",
@@ -39,7 +45,7 @@ register(
         conv_bias="use_conv_bias",
         bias="use_bias",
     ),
-    **BACKBONE,
+    **MAMBA,
 )
 
 
@@ -150,6 +156,8 @@ def _nemotron_kinds(config: Config) -> list[str]:
     if listed is not None:
         return config.strings("layers_block_type", len(listed) if isinstance(listed, list) else 0) or []
     pattern = config.get("hybrid_override_pattern")
+    if pattern is None and not config.has("num_hidden_layers"):
+        return ["linear_attention", "moe", "full_attention", "mlp"]
     if not isinstance(pattern, str) or not pattern or set(pattern) - set(PATTERN):
         raise config.error("hybrid_override_pattern", "is missing or not a pattern", "a string of M, *, - and E")
     return [PATTERN[letter] for letter in pattern]
@@ -187,7 +195,13 @@ NEMOTRON = by_kind(
         ),
     }
 )
-register("nemotron_h", NEMOTRON, kinds=_nemotron_kinds, count=_nemotron_count, tied=False, **BACKBONE)
+def _nemotron(config: Config) -> dict[str, Any]:
+    """Older names of the Mamba sizes."""
+    old = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
+    return {key: config.get(name) for key, name in old.items() if config.get(name) is not None}
+
+
+register("nemotron_h", NEMOTRON, kinds=_nemotron_kinds, count=_nemotron_count, derive=_nemotron, mtp=mtp_pattern, tied=False, **BACKBONE)
 
 
 # ---- Zamba: Mamba layers, and one or two transformer blocks that several layers share -----
@@ -253,6 +267,10 @@ def _ordinal(layer: Layer) -> int:
     return _hybrid_layers(layer.config).index(layer.index)
 
 
+#: Zamba2's class default: which of its 54 layers are hybrid.
+ZAMBA2_KINDS = "m" + "mmmmmh" * 7 + "mmmmh" + "mmmh" + "mm"
+
+
 def _zamba_kinds(config: Config) -> list[str]:
     listed = config.strings("layers_block_type", config.layers)
     if listed is not None:
@@ -260,6 +278,10 @@ def _zamba_kinds(config: Config) -> list[str]:
     ids = config.integers("hybrid_layer_ids")
     if ids is not None:
         return ["hybrid" if i in ids else "mamba" for i in range(config.layers)]
+    if config.model_type == "zamba2":
+        if config.layers != len(ZAMBA2_KINDS):
+            raise config.error("layers_block_type", "is missing", f"a list, unless there are {len(ZAMBA2_KINDS)} layers")
+        return ["hybrid" if kind == "h" else "mamba" for kind in ZAMBA2_KINDS]
     period, offset = config.integer("attn_layer_period", 6), config.size("attn_layer_offset", 4)
     # The class fixes the first three layers and counts the period from the fourth.
     return ["hybrid" if i == 2 or (i >= 3 and (i - 3) % period == offset) else "mamba" for i in range(config.layers)]
@@ -334,4 +356,7 @@ register(
     norms=(),
     final="final_layernorm",
     kinds=_zamba_kinds,
+    derive=lambda config: {
+        "intermediate_size": config.integer("intermediate_size", 4 * config.integer("hidden_size"))
+    },
 )

@@ -42,9 +42,7 @@ def _m3_indexer(layer: Layer) -> Iterator[Tensor]:
 
 
 def _m3_ffn(config: Config) -> list[str]:
-    if config.get("moe_layer_freq") is not None:
-        return first_dense()(config)
-    return ["dense" if i < 3 else "sparse" for i in range(config.layers)]
+    return first_dense("")(config)
 
 
 register(
@@ -62,7 +60,6 @@ register(
         ),
         glu(width="dense_intermediate_size"),
     ),
-    kinds=lambda config: ["full_attention" if i < 3 else "minimax_m3_sparse" for i in range(config.layers)],
     ffn=_m3_ffn,
     derive=_m3,
 )
