@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.ledger import BUCKETS, Ledger
+from membudget.ledger import BUCKETS, Ledger, engine_limit
 from membudget.report.terminal import Terminal, plain
 from membudget.units import both, short
 
@@ -52,14 +52,18 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     kind = "unified memory" if machine.unified else "memory"
     said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
     verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
-    lines = [
-        terminal.dot.join([terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}", verdict])
-    ]
+    parts = [terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}"]
+    # the line that the bars must not cross: the machine, or what the engine may claim of it
+    claim, limit = engine_limit(ledger.budget), capacity
+    if claim is not None:
+        limit = min(capacity, claim + ledger.budget.os_bytes)
+        parts.append(f"{short(claim)} for {ledger.budget.engine.name}")
+    lines = [terminal.dot.join([*parts, verdict])]
     cells = max(terminal.width - _NAME - 2 * _SIZE - 6, 10)
     scale, start = max(capacity, ledger.total), 0
     for bucket in BUCKETS:
         size = ledger.sums[bucket]
-        lines.append(_row(bucket, size) + "  " + terminal.bar(start, start + size, capacity, scale, cells, bucket))
+        lines.append(_row(bucket, size) + "  " + terminal.bar(start, start + size, limit, scale, cells, bucket))
         lines[-1] = lines[-1].rstrip()
         start += size
     lines.append(_row("total", ledger.total) + "  " + _end(ledger, terminal))
