@@ -30,7 +30,21 @@ def closest(config: Config) -> str | None:
 
 def _structural(key: str) -> bool:
     """Whether a key looks like it shapes the model."""
-    words = ("num_", "n_", "size", "dim", "rank", "layers", "heads", "experts", "width", "bias", "mamba", "conv", "state")
+    words = (
+        "num_",
+        "n_",
+        "size",
+        "dim",
+        "rank",
+        "layers",
+        "heads",
+        "experts",
+        "width",
+        "bias",
+        "mamba",
+        "conv",
+        "state",
+    )
     return any(word in key for word in words)
 
 

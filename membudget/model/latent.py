@@ -78,4 +78,5 @@ def own_indexer(layer: Layer) -> bool:
     """Whether indexer_types gives this layer an indexer; all layers have one where it is absent."""
     c = layer.config
     types = c.strings("indexer_types", c.layers)
-    return types is None or types[layer.index] == "full"
+    # the layers of MTP heads, behind the last, have their own
+    return types is None or layer.index >= len(types) or types[layer.index] == "full"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from membudget.model.attention import gqa
-from membudget.model.blocks import buffer, norms, together, weight, when
+from membudget.model.blocks import Block, Layer, buffer, norms, together, weight, when
 from membudget.model.families.base import (
     PRE,
     SANDWICH,
@@ -15,12 +17,23 @@ from membudget.model.families.base import (
     sliding_if_set,
 )
 from membudget.model.feedforward import glu, half_gated, mlp
+from membudget.model.tensors import Tensor
 
 LLAMA = gqa(bias="attention_bias")
 QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
 POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-register("llama emu3_text_model internlm3 iquestcoder granite granite_docling_text", LLAMA, glu(bias="mlp_bias"))
+
+def _stale_rotary(layer: Layer) -> Iterator[Tensor]:
+    """Llama checkpoints that transformers before 4.32 saved hold each layer's rotary frequencies."""
+    version = str(layer.config.get("transformers_version") or "").split(".")
+    if len(version) > 1 and version[0] == "4" and version[1].isdigit() and int(version[1]) < 32:
+        name = layer.prefix + "self_attn.rotary_emb.inv_freq"
+        yield Tensor(name, (layer.config.head_dim // 2,), "other", part="checkpoint")
+
+
+register("llama", LLAMA, glu(bias="mlp_bias"), Block(_stale_rotary))
+register("emu3_text_model internlm3 iquestcoder granite granite_docling_text", LLAMA, glu(bias="mlp_bias"))
 register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
 ONE_FULL_THEN_THREE = pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
 register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=ONE_FULL_THEN_THREE)
@@ -29,7 +42,12 @@ register("helium", gqa(bias="attention_bias", out_bias=False, out_in="hidden_siz
 register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
 register("ernie4_5 paddleocr_vl_text", gqa(bias="use_bias"), glu(bias="use_bias"))
 register("gemma", LLAMA, glu())
-register("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text", gqa(bias=True, out_bias=False), glu(), kinds=qwen_window)
+register(
+    "qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text",
+    gqa(bias=True, out_bias=False),
+    glu(),
+    kinds=qwen_window,
+)
 register("seed_oss", gqa(bias="attention_bias", out_bias="attention_out_bias"), glu(bias="mlp_bias"))
 register("arcee", LLAMA, mlp(bias="mlp_bias"))
 register("qwen3 qwen3_vl_text", QK_HEAD, glu(), kinds=qwen_window)

@@ -97,7 +97,7 @@ register(
     gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm", dim=floor_dim),
     dense_or(shared_by("n_shared_experts"), glu()),
     ffn=first_dense(),
-    mtp=mtp_layers(),
+    mtp=mtp_layers(own_embeddings=True),
 )
 register(
     "sarvam_moe",
@@ -169,6 +169,8 @@ register(
     kinds=one_full_in(4, "global_attn_every_n_layers"),
     ffn=first_dense("num_dense_layers"),
 )
+
+
 def _last_full(config: Config) -> list[str]:
     """Every sixth layer and the last attend to everything."""
     return [*one_full_in(6, "")(config)[:-1], "full_attention"]
@@ -191,6 +193,8 @@ register(
     kinds=one_full_in(5),
     norms=(*PRE, "post_ffn_norm", "post_attn_norm"),
 )
+
+
 def _flint_kinds(config: Config) -> list[str]:
     """The first two, the last, and every fourth layer attend to everything."""
     last = config.layers - 1
@@ -199,7 +203,9 @@ def _flint_kinds(config: Config) -> list[str]:
 
 def _flint_ffn(config: Config) -> list[str]:
     """Without mlp_only_layers, the first two layers are dense."""
-    return sparse_step(config if config.get("mlp_only_layers") is not None else config.overlay({"mlp_only_layers": [0, 1]}))
+    return sparse_step(
+        config if config.get("mlp_only_layers") is not None else config.overlay({"mlp_only_layers": [0, 1]})
+    )
 
 
 register(

@@ -30,9 +30,7 @@ register(
     "lara_mini",
     by_kind({"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")),
     moe(stacked=STACKED, shared="shared_expert_intermediate_size", shared_name="shared_expert."),
-    kinds=pattern(
-        "linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention"
-    ),
+    kinds=pattern("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention"),
 )
 
 
@@ -187,6 +185,8 @@ register(
     ffn=first_dense("num_dense_layers"),
     **LFM2,
 )
+
+
 def _lfm3_kinds(config: Config) -> list[str]:
     """Of four layers the third attends to everything and the first slides, but not the very first."""
     kinds = {2: "full_attention", 0: "sliding_attention"}

@@ -147,7 +147,9 @@ def _dory(config: Config) -> dict[str, Any]:
     count = sizes["num_hidden_layers"]
     middle = middle or count - sizes["n_input_layers"] - sizes["n_output_layers"]
     if middle < 1 or sizes["n_input_layers"] + middle + sizes["n_output_layers"] != count:
-        raise config.error("n_recurrent_layers", f"is {middle}", f"what makes num_hidden_layers {count} with the others")
+        raise config.error(
+            "n_recurrent_layers", f"is {middle}", f"what makes num_hidden_layers {count} with the others"
+        )
     kinds = listed or ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
     return {**sizes, "n_recurrent_layers": middle, "layer_types": kinds}
 

@@ -23,7 +23,6 @@ SCORE = "gate.e_score_correction_bias"
 SHARED = moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buffer=SCORE)
 
 
-
 def _value_dim(config: Config) -> dict[str, int]:
     """v_head_dim, or hidden_size / heads where it is null (MiniCPM3)."""
     return {"v_head_dim": config.integer("v_head_dim", config.integer("hidden_size") // config.heads)}

@@ -119,7 +119,10 @@ register(
 register(
     "phi-msft",
     fused_mha("mixer.", "Wqkv", "out_proj", kv_heads=lambda layer: layer.config.kv_heads),
-    mlp(width=lambda layer: layer.config.integer("intermediate_size", 4 * layer.config.integer("hidden_size")), names=("fc1", "fc2")),
+    mlp(
+        width=lambda layer: layer.config.integer("intermediate_size", 4 * layer.config.integer("hidden_size")),
+        names=("fc1", "fc2"),
+    ),
     norms=("ln",),
     norm_bias=True,
     root="transformer.",

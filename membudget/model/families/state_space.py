@@ -195,13 +195,24 @@ NEMOTRON = by_kind(
         ),
     }
 )
+
+
 def _nemotron(config: Config) -> dict[str, Any]:
     """Older names of the Mamba sizes."""
     old = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
     return {key: config.get(name) for key, name in old.items() if config.get(name) is not None}
 
 
-register("nemotron_h", NEMOTRON, kinds=_nemotron_kinds, count=_nemotron_count, derive=_nemotron, mtp=mtp_pattern, tied=False, **BACKBONE)
+register(
+    "nemotron_h",
+    NEMOTRON,
+    kinds=_nemotron_kinds,
+    count=_nemotron_count,
+    derive=_nemotron,
+    mtp=mtp_pattern,
+    tied=False,
+    **BACKBONE,
+)
 
 
 # ---- Zamba: Mamba layers, and one or two transformer blocks that several layers share -----
@@ -280,7 +291,9 @@ def _zamba_kinds(config: Config) -> list[str]:
         return ["hybrid" if i in ids else "mamba" for i in range(config.layers)]
     if config.model_type == "zamba2":
         if config.layers != len(ZAMBA2_KINDS):
-            raise config.error("layers_block_type", "is missing", f"a list, unless there are {len(ZAMBA2_KINDS)} layers")
+            raise config.error(
+                "layers_block_type", "is missing", f"a list, unless there are {len(ZAMBA2_KINDS)} layers"
+            )
         return ["hybrid" if kind == "h" else "mamba" for kind in ZAMBA2_KINDS]
     period, offset = config.integer("attn_layer_period", 6), config.size("attn_layer_offset", 4)
     # The class fixes the first three layers and counts the period from the fourth.
@@ -356,7 +369,5 @@ register(
     norms=(),
     final="final_layernorm",
     kinds=_zamba_kinds,
-    derive=lambda config: {
-        "intermediate_size": config.integer("intermediate_size", 4 * config.integer("hidden_size"))
-    },
+    derive=lambda config: {"intermediate_size": config.integer("intermediate_size", 4 * config.integer("hidden_size"))},
 )
