@@ -43,6 +43,8 @@ _OPTIONS = (
 )
 #: The name under which a report carries a budget's figures, also between xdist's processes.
 _PROPERTY = "membudget"
+#: Budgets of these run with `-m spark` on a Spark.
+_SPARKS = ("dgx-spark", "this-machine")
 
 
 class Budgets:
@@ -272,7 +274,7 @@ def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
     if item.get_closest_marker("slow") and not _asked_for(config, item):
         return "slow: runs with `-m slow`, or when it is named"
     machine = getattr(_param(item), "machine", None)
-    if machine is not None and item.get_closest_marker("spark") and machine.name != "dgx-spark":
+    if machine is not None and item.get_closest_marker("spark") and machine.name not in _SPARKS:
         return f"this budget is for {machine.name}, and this machine is a DGX Spark"
     return None
 

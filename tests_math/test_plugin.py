@@ -373,10 +373,15 @@ def test_on_a_spark_only_its_own_budgets_run(
 ) -> None:
     """A budget of another machine is skipped there, by name."""
     monkeypatch.setattr(available, "missing", lambda marker: None)
-    _budgets(pytester, desk=FITS.replace("rtx-4090", "dgx-spark"), card=FITS)
-    pytester.makepyfile("import pytest\n@pytest.mark.spark\ndef test_mine(budget): assert budget.id == 'desk'")
+    _budgets(
+        pytester,
+        desk=FITS.replace("rtx-4090", "dgx-spark"),
+        here=FITS.replace("rtx-4090", "this-machine"),
+        card=FITS,
+    )
+    pytester.makepyfile("import pytest\n@pytest.mark.spark\ndef test_mine(budget): assert budget.id != 'card'")
     result = run("-rs")
-    result.assert_outcomes(passed=1, skipped=1)
+    result.assert_outcomes(passed=2, skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED * this budget is for rtx-4090, and this machine is a DGX Spark"])
 
 
