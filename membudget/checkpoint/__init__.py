@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from membudget.checkpoint.entries import (
     Checkpoint,
@@ -15,6 +14,7 @@ from membudget.checkpoint.entries import (
 )
 from membudget.checkpoint.reading import read_path
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.checkpoint.compare import Differences
     from membudget.formats import Format

@@ -10,11 +10,16 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from typing import Any
 
 from membudget.checkpoint.entries import CheckpointError, Skipped, StoredFile, StoredTensor
 from membudget.formats.base import FormatError
 from membudget.formats.ggml import by_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    _Info = tuple[str, int, tuple[int, ...], str, int, int]
 
 MAGIC = b"GGUF"
 #: Real headers are under 32 MiB (a vocabulary of 262,144 with its merges).
@@ -118,9 +123,6 @@ def parse_header(content: bytes | mmap.mmap, size: int, path: str, name: str) ->
     infos = [_info(cursor) for _ in range(tensor_count)]
     start = -(-cursor.at // alignment) * alignment
     return _place(infos, Header(version, metadata, alignment, start, cursor.at), path, name)
-
-
-_Info = tuple[str, int, tuple[int, ...], str, int, int]
 
 
 def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:

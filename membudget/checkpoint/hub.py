@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from membudget.checkpoint import gguf_file, safetensors_file
 from membudget.checkpoint.connection import reason, unreachable
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
-from membudget.checkpoint.reading import _SPLIT, INDEX, join, join_splits, read_path
+from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
+from membudget.checkpoint.safetensors_strict import parse_index
 from membudget.locate import cache_folder, is_model_id, is_offline, is_repo_file, shown, snapshot
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
@@ -80,13 +81,12 @@ def _read(api: Any, repo: str, revision: str | None, file: str | None) -> Checkp
     }
     if file is not None and file not in sizes:
         raise CheckpointError(repo, None, f"has no file {shown(file)} at its top level")
-    ggufs = [name for name in sorted(sizes) if name.endswith(".gguf") and not name.startswith("mmproj")]
     if file is None and ("model.safetensors" in sizes or INDEX in sizes):
         return _safetensors(api, repo, revision, sizes)
     if file is not None and file.endswith(".safetensors"):
         metadata = api.parse_safetensors_file_metadata(repo, file, revision=revision)
         return join([_convert(file, metadata, sizes.get(file), repo)], repo, None, None, repo)
-    first = [name for name in ggufs if not (match := _SPLIT.fullmatch(name)) or match[2] == "00001"]
+    first = gguf_models(sizes)
     if file is None and len(first) > 1:
         raise CheckpointError(repo, None, f"has {len(first)} GGUF models; name one, as {repo}/{first[0]}")
     if file is None and not first:
@@ -120,12 +120,12 @@ def _convert(
 
 
 def _gguf(api: Any, repo: str, revision: str | None, file: str, sizes: dict[str, int]) -> Checkpoint:
-    match = _SPLIT.fullmatch(file)
-    count = int(match[3]) if match else 1
-    names = [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in range(1, count + 1)] if match else [file]
+    names = split_names(file, repo)
     missing = [name for name in names if name not in sizes]
     if missing:
-        raise CheckpointError(repo, None, f"{len(missing)} of {count} parts are not there: {', '.join(missing[:4])}")
+        raise CheckpointError(
+            repo, None, f"{len(missing)} of {len(names)} parts are not there: {', '.join(missing[:4])}"
+        )
     read = []
     for name in names:
         header = _remote_header(repo, name, revision, sizes[name])
@@ -230,7 +230,7 @@ def _fetch(hub: Any, repo: str, dest: str) -> Fetched:
             stream.write(content)
         saved.append(target)
     index = _optional(hub, repo, INDEX)
-    total = safetensors_file.parse_index(index, f"{repo}/{INDEX}")[1] if index is not None else None
+    total = parse_index(index, f"{repo}/{INDEX}")[1] if index is not None else None
     return Fetched(repo, saved[0], total, tuple(saved))
 
 

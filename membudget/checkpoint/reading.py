@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any
 
-from membudget.checkpoint import gguf_file, safetensors_file
+from membudget.checkpoint import safetensors_file
 from membudget.checkpoint.entries import MAX_TENSORS, Checkpoint, CheckpointError, StoredFile, StoredTensor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 INDEX = "model.safetensors.index.json"
-_SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.S)
 #: The most files of one checkpoint; the largest published have a few hundred.
 MAX_FILES = 4096
+
+
+def part_of(name: str, suffix: str) -> tuple[str, int, int] | None:
+    """What comes before ``-00002-of-00009`` + suffix in a name, the part and the count; None for other names."""
+    stem, _, count = name.removesuffix(suffix).rpartition("-of-")
+    stem, dash, number = stem.rpartition("-")
+    digits = len(number) == len(count) == 5 and (number + count).isdecimal() and (number + count).isascii()
+    return (stem, int(number), int(count)) if name.endswith(suffix) and dash and digits else None
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """The GGUF models among some files: single files and first parts, no projectors."""
+    models = [name for name in sorted(names) if name.endswith(".gguf") and not name.startswith("mmproj")]
+    return [name for name in models if (part_of(name, ".gguf") or ("", 1, 1))[1] == 1]
 
 
 def read_path(path: str) -> Checkpoint:
@@ -24,7 +40,7 @@ def read_path(path: str) -> Checkpoint:
         raise CheckpointError(path, None, "no such file or folder")
     if path.endswith(".index.json"):
         return _indexed(path)
-    if path.lower().endswith(".gguf") or _magic(path) == gguf_file.MAGIC:
+    if path.lower().endswith(".gguf") or _magic(path) == b"GGUF":
         return _gguf(path)
     if path.lower().endswith((".bin", ".pt", ".pth", ".ckpt")):
         raise CheckpointError(path, None, "a pickle is not read; save the model as safetensors")
@@ -57,8 +73,7 @@ def _folder(folder: str) -> Checkpoint:
     if shards:
         _refuse_mixture(shards, folder)
         return _shards(folder, shards, folder, None)
-    models = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
-    first = [name for name in models if not (match := _SPLIT.fullmatch(name)) or match[2] == "00001"]
+    first = gguf_models(names)
     if len(first) == 1:
         return _gguf(os.path.join(folder, first[0]))
     if first:
@@ -70,14 +85,14 @@ def _refuse_mixture(shards: list[str], folder: str) -> None:
     """Without an index only files that are parts of one whole, or a single file, are one checkpoint."""
     if len(shards) == 1:
         return
-    parts = [re.fullmatch(r"(.*?)-?([0-9]{5})-of-([0-9]{5})\.safetensors", name) for name in shards]
-    wholes = {(part[1], part[3]) for part in parts if part}
-    if None in parts or len(wholes) != 1:
+    parts = [part for name in shards if (part := part_of(name, ".safetensors"))]
+    wholes = {(stem, count) for stem, _, count in parts}
+    if len(parts) != len(shards) or len(wholes) != 1:
         raise CheckpointError(
             folder, None, f"no {INDEX} says which of {len(shards)} files belong together: {', '.join(shards[:6])}"
         )
-    count = int(next(iter(wholes))[1])
-    missing = sorted(set(range(1, count + 1)) - {int(part[2]) for part in parts if part})
+    count = parts[0][2]
+    missing = sorted(set(range(1, min(count, MAX_FILES) + 1)) - {number for _, number, _ in parts})
     if missing:
         raise CheckpointError(folder, None, f"file {missing[0]:05d} of {count:05d} is missing ({len(missing)} in all)")
 
@@ -89,7 +104,9 @@ def _indexed(index: str) -> Checkpoint:
             content = stream.read(safetensors_file.MAX_HEADER + 1)
     except OSError as error:
         raise CheckpointError(index, None, f"cannot be read: {error.strerror or error}") from None
-    weights, total_size = safetensors_file.parse_index(content, index)
+    from membudget.checkpoint.safetensors_strict import parse_index
+
+    weights, total_size = parse_index(content, index)
     shards = sorted(set(weights.values()))
     missing = [name for name in shards if not os.path.isfile(os.path.join(folder, name))]
     if missing:
@@ -148,23 +165,33 @@ def join(
 
 
 def _gguf(path: str) -> Checkpoint:
+    from membudget.checkpoint.gguf_file import read_file
+
     folder, name = os.path.split(path)
-    match = _SPLIT.fullmatch(name)
-    if match is None:
-        entries, file, metadata = gguf_file.read_file(path)
+    names = split_names(name, path)
+    if len(names) == 1 and part_of(name, ".gguf") is None:
+        entries, file, metadata = read_file(path)
         count = metadata.get("split.count", 0)
         if type(count) is int and count > 1:
             raise CheckpointError(path, None, f"is one of {count} parts, but not named -00001-of-{count:05d}.gguf")
         return Checkpoint(path, "gguf", entries, [file], metadata)
-    count = int(match[3])
-    if not 1 <= count <= MAX_FILES:
-        raise CheckpointError(path, None, f"its name says part {match[2]} of {match[3]}")
-    names = [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]
+    missing = [part for part in names if not os.path.isfile(os.path.join(folder, part))]
     if missing:
-        raise CheckpointError(path, None, f"{len(missing)} of {count} parts are not there: {', '.join(missing[:4])}")
-    read = [gguf_file.read_file(os.path.join(folder, name), name) for name in names]
-    return join_splits(read, path)
+        raise CheckpointError(
+            path, None, f"{len(missing)} of {len(names)} parts are not there: {', '.join(missing[:4])}"
+        )
+    return join_splits([read_file(os.path.join(folder, part), part) for part in names], path)
+
+
+def split_names(name: str, path: str) -> list[str]:
+    """All parts of the split GGUF that `name` is a part of; only itself where it is whole."""
+    part = part_of(name, ".gguf")
+    if part is None:
+        return [name]
+    stem, number, count = part
+    if not 1 <= number <= count <= MAX_FILES:
+        raise CheckpointError(path, None, f"its name says part {number} of {count}")
+    return [f"{stem}-{each:05d}-of-{count:05d}.gguf" for each in range(1, count + 1)]
 
 
 def join_splits(read: list[tuple[list[StoredTensor], StoredFile, dict[str, Any]]], source: str) -> Checkpoint:

@@ -2,45 +2,27 @@
 
 Layout: 8 bytes with the header's length N (little-endian), N bytes of JSON, the data.
 The rules are those of the safetensors library, and one more: a name may stand only once.
-The JSON is walked entry by entry, so that memory is bounded by what is kept.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable
-from typing import Any
 
-from membudget.checkpoint.entries import (
-    MAX_TENSORS,
-    SAFETENSORS_BITS,
-    CheckpointError,
-    StoredFile,
-    StoredTensor,
-)
+from membudget.checkpoint.entries import SAFETENSORS_BITS, CheckpointError, StoredFile, StoredTensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
 
 #: The library's own limit.
 MAX_HEADER = 100_000_000
-MAX_METADATA = 4 * 2**20
 #: Tensors of one file; sharded ones have about 1,000 a file.
 MAX_FILE_TENSORS = 100_000
 #: Larger than any real extent, small enough that products stay exact and cheap.
 MAX_EXTENT = 2**53
-
-# Every repetition is bounded: a hostile header must not make the matcher allocate.
-_GAP = rb"[ \t\r\n]{0,64}"
-_QUOTED = rb'"([^"\\\x00-\x1f]{0,4096}(?:\\.[^"\\\x00-\x1f]{0,4096}){0,64})"'
-_KEY = re.compile(_GAP + _QUOTED + _GAP + b":" + _GAP, re.S)
-_STRING = re.compile(_QUOTED + _GAP + rb"([,}])", re.S)
-_NEXT = re.compile(_GAP + rb"([,}])")
-_INTEGER = rb"(?:0|[1-9][0-9]{0,18})"
-_USUAL = re.compile(
-    rb'\{"dtype":"([A-Z0-9_]{1,16})","shape":\[(%b(?:,%b){0,15})?\],"data_offsets":\[(%b),(%b)\]\}([,}])'
-    % ((_INTEGER,) * 4)
-)
-_SPACE = b" \t\r\n"
+#: Longer headers are walked entry by entry, so that memory stays bounded.
+QUICK = 2**20
 #: What people pass instead, by its first bytes.
 _NOT_SAFETENSORS = {
     b"PK": "it is a zip archive, perhaps a PyTorch .bin",
@@ -84,89 +66,65 @@ def header_length(prefix: bytes, size: int, path: str) -> int:
 
 def parse_header(header: bytes, path: str, name: str) -> tuple[list[StoredTensor], dict[str, Any]]:
     """The header's JSON: its tensors (offsets absolute in the file) and its __metadata__."""
-    metadata: dict[str, Any] = {}
-    entries: list[StoredTensor] = []
-    seen: set[str] = set()
-    start = 8 + len(header)
-    at = _open(header, path, 8)
-    separator = b","
-    if header[at : at + 1] == b"}":
-        separator, at = b"}", at + 1
-    while separator == b",":
-        match = _KEY.match(header, at)
-        if match is None:
-            raise CheckpointError(path, 8 + at, f"expected a name in quotes and a colon, found {_excerpt(header, at)}")
-        key = _text(match[1], path, 8 + match.start(1))
-        if key in seen:
-            raise CheckpointError(path, 8 + at, f"the name {_short(key)} stands twice")
-        seen.add(key)
-        at = match.end()
-        if key == "__metadata__":
-            separator, at = _metadata(header, at, path, metadata)
-            continue
-        if len(entries) >= MAX_FILE_TENSORS:
-            raise CheckpointError(path, 8 + at, f"more than {MAX_FILE_TENSORS:,} tensors in one file")
-        usual = _USUAL.match(header, at)
-        if usual is not None:
-            dtype, extents, begin, end = usual[1].decode(), usual[2], int(usual[3]), int(usual[4])
-            shape = tuple(map(int, extents.split(b","))) if extents else ()
-            separator, after = usual[5], usual.end()
-        else:
-            dtype, shape, begin, end, separator, after = _unusual(key, header, at, path)
-        entries.append(checked(key, dtype, shape, begin, end, path, 8 + at, name, start))
-        at = after
-    rest = header[at:].strip(_SPACE)
-    if rest:
-        raise CheckpointError(path, 8 + at, f"{len(rest):,} bytes follow the end of the JSON object")
-    return entries, metadata
+    if len(header) <= QUICK:
+        found = _quick(header, path, name)
+        if found is not None:
+            return found
+    from membudget.checkpoint.safetensors_strict import parse_header as parse
+
+    return parse(header, path, name)
 
 
-def _open(header: bytes, path: str, base: int) -> int:
-    """Position of the first member, or of the closing brace."""
-    match = re.match(rb"[ \t\r\n]{0,4096}\{[ \t\r\n]{0,4096}", header)
-    if match is None:
-        raise CheckpointError(path, base, f"the header is not a JSON object: it starts with {_excerpt(header, 0)}")
-    return match.end()
-
-
-def _metadata(header: bytes, at: int, path: str, metadata: dict[str, Any]) -> tuple[bytes, int]:
-    """Parse __metadata__ (strings by name, or null); returns the separator behind it and where to go on."""
-    value, separator, after = _value(header, at, MAX_METADATA, path, "__metadata__")
-    if value is not None:
-        if not isinstance(value, _Pairs) or not all(isinstance(item, str) for _, item in value):
-            raise CheckpointError(path, 8 + at, "__metadata__ must be an object of strings")
-        metadata.update(value)
-    return separator, after
-
-
-class _Pairs(list[tuple[str, Any]]):
+class _Pairs(list):  # type: ignore[type-arg]
     """A JSON object with its members in order, also those that stand twice."""
 
 
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+class _Settings:
+    """What `json.JSONDecoder` hands to its scanner."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = _Pairs
+    parse_float = float
+    parse_int = int
+    parse_constant = {"": None}.__getitem__  # NaN is not JSON: KeyError
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_no_constant)
-
-
-def _value(header: bytes, at: int, most: int, path: str, what: str) -> tuple[Any, bytes, int]:
-    """One JSON value of at most `most` bytes; returns it, the separator behind it and where to go on."""
-    text = header[at : at + most].decode("utf-8", "surrogateescape")
+def _quick(header: bytes, path: str, name: str) -> tuple[list[StoredTensor], dict[str, Any]] | None:
+    """A sound header by the scanner of `json` itself, whose import takes longer; None for any doubt."""
     try:
-        value, length = _DECODER.raw_decode(text)
-        raw = text[:length].encode()
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # an escape can hide what is no text
-    except (ValueError, RecursionError) as error:
-        within = f" within {most:,} bytes" if len(header) - at > most else ""
-        raise CheckpointError(path, 8 + at, f"{what}: not JSON{within}: {error}") from None
-    at += len(raw)
-    match = _NEXT.match(header, at)
-    if match is None:
-        found = _excerpt(header, at)
-        raise CheckpointError(path, 8 + at, f"{what}: expected ',' or '}}' behind its value, found {found}")
-    return value, match[1], match.end()
+        from _json import make_scanner
+
+        text = header.decode("utf-8").strip(" \t\r\n")
+        if "\\u" in text:  # an escape can hide what is no text
+            return None
+        members, end = make_scanner(_Settings)(text, 0)  # type: ignore[arg-type]
+    except (ImportError, ValueError, KeyError, StopIteration, RecursionError, AttributeError, TypeError):
+        return None
+    if end != len(text) or type(members) is not _Pairs or len(members) > MAX_FILE_TENSORS:
+        return None
+    entries, metadata, start = [], {}, 8 + len(header)
+    for key, pairs in members:
+        if key == "__metadata__":
+            if type(pairs) is not _Pairs or not all(type(value) is str for _, value in pairs):
+                return None
+            metadata = dict(pairs)
+            continue
+        if type(pairs) is not _Pairs or len(pairs) != 3:
+            return None
+        value = dict(pairs)
+        dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+        if type(dtype) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
+            return None
+        if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+            return None
+        try:
+            entries.append(checked(key, dtype, tuple(shape), offsets[0], offsets[1], path, 8, name, start))
+        except CheckpointError:
+            return None
+    if len(dict(members)) != len(members):
+        return None
+    return entries, metadata
 
 
 def checked(
@@ -176,50 +134,27 @@ def checked(
     bits = SAFETENSORS_BITS.get(dtype)
     if bits is None:
         known = ", ".join(SAFETENSORS_BITS)
-        raise CheckpointError(path, at, f"{_short(key)}: unknown dtype {dtype[:40]!r}; known are {known}")
+        raise CheckpointError(path, at, f"{short(key)}: unknown dtype {dtype[:40]!r}; known are {known}")
     elements = 1
     for extent in shape:
         if extent > MAX_EXTENT:
-            raise CheckpointError(path, at, f"{_short(key)}: an extent of {extent:,} in its shape")
+            raise CheckpointError(path, at, f"{short(key)}: an extent of {extent:,} in its shape")
         elements *= extent
         if elements > MAX_EXTENT:
-            raise CheckpointError(path, at, f"{_short(key)}: shape {list(shape)[:8]} is beyond any file")
+            raise CheckpointError(path, at, f"{short(key)}: shape {list(shape)[:8]} is beyond any file")
     if end < begin:
-        raise CheckpointError(path, at, f"{_short(key)}: data_offsets [{begin:,}, {end:,}] run backwards")
+        raise CheckpointError(path, at, f"{short(key)}: data_offsets [{begin:,}, {end:,}] run backwards")
     size, rest = divmod(elements * bits, 8)
     if rest:
-        raise CheckpointError(path, at, f"{_short(key)}: {elements:,} x {bits} bits are not whole bytes")
+        raise CheckpointError(path, at, f"{short(key)}: {elements:,} x {bits} bits are not whole bytes")
     if size != end - begin:
         raise CheckpointError(
             path,
             at,
-            f"{_short(key)}: {dtype} {list(shape)} takes {size:,} bytes, "
+            f"{short(key)}: {dtype} {list(shape)} takes {size:,} bytes, "
             f"data_offsets [{begin:,}, {end:,}] hold {end - begin:,}",
         )
     return StoredTensor(key, dtype, shape, size, name, start + begin)
-
-
-def _unusual(key: str, header: bytes, position: int, path: str) -> tuple[str, tuple[int, ...], int, int, bytes, int]:
-    """An entry in another order, with spaces or further fields: parsed as JSON, at most 4 KiB."""
-    at, what = 8 + position, _short(key)
-    if header[position : position + 1] != b"{":
-        found = _excerpt(header, position)
-        raise CheckpointError(path, at, f"{what}: expected {{dtype, shape, data_offsets}}, found {found}")
-    pairs, separator, after = _value(header, position, 4096, path, what)
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise CheckpointError(path, at, f"{what}: a field stands twice")
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str):
-        raise CheckpointError(path, at, f"{_short(key)}: dtype is missing or no string")
-    for field, numbers in (("shape", shape), ("data_offsets", offsets)):
-        if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
-            raise CheckpointError(path, at, f"{_short(key)}: {field} must be a list of whole numbers >= 0")
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
-    if len(offsets) != 2:
-        raise CheckpointError(path, at, f"{_short(key)}: data_offsets has {len(offsets)} numbers; it is [begin, end]")
-    return dtype, tuple(shape), offsets[0], offsets[1], separator, after
 
 
 def check_layout(entries: Iterable[StoredTensor], path: str, start: int, size: int | None) -> None:
@@ -228,74 +163,13 @@ def check_layout(entries: Iterable[StoredTensor], path: str, start: int, size: i
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != at:
             what = "overlaps" if entry.offset < at else f"leaves a hole of {entry.offset - at:,} bytes after"
-            raise CheckpointError(path, entry.offset, f"{_short(entry.name)} {what} {previous}")
-        at, previous = entry.offset + entry.nbytes, _short(entry.name)
+            raise CheckpointError(path, entry.offset, f"{short(entry.name)} {what} {previous}")
+        at, previous = entry.offset + entry.nbytes, short(entry.name)
     if size is not None and at != size:
         what = "truncated" if at > size else "bytes that belong to no tensor follow"
         raise CheckpointError(path, min(at, size), f"the tensors end at byte {at:,}, the file at {size:,}: {what}")
 
 
-def parse_index(content: bytes, path: str) -> tuple[dict[str, str], int | None]:
-    """model.safetensors.index.json: (tensor name -> file name, metadata.total_size)."""
-    if len(content) > MAX_HEADER:
-        raise CheckpointError(path, None, f"{len(content):,} bytes is no index (at most {MAX_HEADER:,})")
-    found = re.search(rb'"weight_map"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\{', content)
-    if found is None:
-        raise CheckpointError(path, 0, "has no weight_map: not an index of a sharded checkpoint")
-    brace = found.end() - 1
-    files: dict[str, str] = {}
-    weights: dict[str, str] = {}
-    at = _open(content[brace : brace + 4200], path, brace) + brace
-    empty = content[at : at + 1] == b"}"
-    separator = b"}" if empty else b","
-    at += empty
-    while separator == b",":
-        match = _KEY.match(content, at)
-        if match is None:
-            raise CheckpointError(path, at, f"weight_map: expected a name in quotes, found {_excerpt(content, at)}")
-        value = _STRING.match(content, match.end())
-        if value is None:
-            what = f"weight_map: expected a file name, found {_excerpt(content, match.end())}"
-            raise CheckpointError(path, match.end(), what)
-        key, file = _text(match[1], path, match.start(1)), _text(value[1], path, value.start(1))
-        if key in weights:
-            raise CheckpointError(path, at, f"weight_map: {_short(key)} stands twice")
-        if len(weights) >= MAX_TENSORS:
-            raise CheckpointError(path, at, f"weight_map: more than {MAX_TENSORS:,} tensors")
-        weights[key] = files.setdefault(file, file)
-        separator, at = value[2], value.end()
-    for file in files:
-        if "/" in file or "\\" in file or not file.endswith(".safetensors") or file.startswith("."):
-            at = content.find(file.encode())
-            raise CheckpointError(path, at, f"weight_map names {_short(file)}, not a file beside it")
-    return weights, _total_size(content[:brace], content[at:], path)
-
-
-def _total_size(before: bytes, after: bytes, path: str) -> int | None:
-    for part in (before, after):
-        found = re.search(rb'"total_size"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}([0-9]{1,19})(\.0{1,8})?[ \t\r\n,}]', part)
-        if found is not None:
-            return int(found[1])
-    if b'"total_size"' in before + after:
-        raise CheckpointError(path, None, "metadata.total_size is no whole number of bytes")
-    return None
-
-
-def _text(raw: bytes, path: str, at: int) -> str:
-    try:
-        if b"\\" in raw:
-            value: str = json.loads(b'"' + raw + b'"')
-            value.encode()  # a lone surrogate is no text
-            return value
-        return raw.decode("utf-8")
-    except ValueError as error:
-        raise CheckpointError(path, at, f"a name is not text: {error}") from None
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A name as an error shows it: quoted, cut."""
     return repr(name if len(name) <= 80 else name[:77] + "...")
-
-
-def _excerpt(content: bytes, at: int) -> str:
-    piece = content[at : at + 32]
-    return repr(piece.decode("utf-8", "replace")) if piece else "the end"
