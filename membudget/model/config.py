@@ -62,6 +62,8 @@ class Config:
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
         self._memo: dict[Any, Any] = {}
+        if any(isinstance(place.get("model_type", ""), (list, dict)) for place in (raw, self.text)):
+            raise ConfigError(f'{source}: model_type is no string; one from the hub is, for example "llama"')
         if raw.get("model_type") in WHOLE:
             self.model_type = raw["model_type"]
         elif self.text is not raw and not self.text.get("model_type"):
