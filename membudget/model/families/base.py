@@ -74,6 +74,9 @@ class Family:
         count = config.layers if self.layer_count is None else self.layer_count(config)
         kinds = config.strings("layer_types", count) or self.kinds(config)
         ffn = config.strings("mlp_layer_types", count) or self.ffn(config)
+        short = min(len(kinds), len(ffn))
+        if short < count:
+            raise ConfigError(f"{config.source}: num_hidden_layers is {count:,}, and its layer pattern has {short:,}")
         own = _per_layer(config)
         at = f"{self.root}{self.layers_name}."
         return [
