@@ -88,10 +88,11 @@ def test_every_row_with_figures_is_rendered_by_a_template() -> None:
         # banners, dumps and other lines with figures in text form: captured logs have them
         "api_version", "logo_version", "logo_model", "args", "namespace", "init",
         # not from vllm/: torch, uvicorn, the kernel
-        "cuda_oom", "killed", "serving", "serving_on",
+        "cuda_oom", "killed", "sigkill", "serving", "serving_on",
         # read in captured logs or older sources
         "snapshot", "blocks_config", "graph_off", "graph_later", "group_sizes", "hybrid_off", "sliding_as_full",
-        "mamba_block", "layout", "hybrid_disabled", "core_failed", "core_failed_start", "worker_failed",
+        "mamba_block", "layout", "hybrid_disabled", "core_failed", "core_failed_start", "core_exception",
+        "core_fatal", "worker_failed", "worker_init",
         "method_failed", "v0_failed",
     }  # fmt: skip
     missing = {row.key for row in messages() if not any(row.anchor in text for text in shown)} - unseen

@@ -188,7 +188,7 @@ def _sizes(log: EngineLog, pools: list[Pool], hidden: bool) -> list[Check]:
     if size is not None:
         out.append(_between("kv_tokens", size, low.tokens, middle.tokens, high.tokens, hidden))
         version = version_of(log)
-        if out[-1].holds is False and (version is None or version[:2] == (0, 20)):
+        if out[-1].holds is False and version is not None and version[:2] == (0, 20):
             # builds around 0.20.1 print either; the version alone does not say which
             for name in ("tokens_legacy", "tokens_concurrent"):
                 other = _between("kv_tokens", size, *(getattr(pool, name) for pool in pools), hidden)

@@ -20,8 +20,8 @@ _BUDGET = (
     ("total_memory", "device", ""),
     ("free_memory", "free at start", ""),
     ("requested_memory", "requested", ""),
-    ("weights", "weights", "-"),
     ("consumed", "weights and non-torch", "-"),
+    ("weights", "weights", "-"),
     ("peak_activation", "activations, peak", "-"),
     ("peak_with_graphs", "activations and graphs, peak", "-"),
     ("non_torch", "non-torch", "-"),
@@ -170,8 +170,12 @@ def _how(log: EngineLog) -> str:
 def _budget(log: EngineLog, total: int | None) -> list[str]:
     rows: list[str] = []
     util = log.utilization
+    # since 0.27 these two are inside the sums that are subtracted
+    inside = ("weights", "cudagraph_estimate") if log.get("consumed") and log.get("peak_with_graphs") else ()
     for name, text, sign in _BUDGET:
         figure = log.get(name)
+        if name in inside:
+            text, sign = f"  in it: {text}", ""
         if figure is None or (name == "available_kv" and log.get("reserved_kv") is not None):
             continue
         where = f"line {figure.line}" + (f", {figure.rank}" if figure.rank else "")

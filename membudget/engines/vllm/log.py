@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from membudget.engines.vllm.messages import NEEDLES, Message, messages
+from membudget.engines.vllm.messages import Message, by_needle
 from membudget.engines.vllm.record import EngineLog, Figure, Refusal, Setting, read_figure
 from membudget.engines.vllm.router import Router, Speaker, speaker
 from membudget.engines.vllm.settings import read_args, read_config, redact
@@ -21,6 +21,12 @@ from membudget.engines.vllm.settings import read_args, read_config, redact
 MAX_LINE = 1 << 20
 _CHUNK = 1 << 16
 _RAW = 400
+#: No message is longer; what stands further right in a line is not read.
+_LONGEST = 1 << 15
+#: Container, time and tags stand in so many characters before a message.
+_HEAD = 300
+#: Refusals kept an engine.
+_REFUSALS = 64
 #: Exceptions remembered an engine: the last that counts is among them.
 _RECENT = 16
 #: Text before a message that is no prefix of a logger: a prompt, a source line, a dict that quotes the message.
@@ -29,9 +35,10 @@ _MAX_PREFIX = 300
 _ANSI = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|#033|\^\[)(?:\[[0-9;?]*[A-Za-z]|\][^\x07]{0,200}\x07)")
 _MARKS = ("\x1b", "\\u001b", "\\x1b", "\\033", "#033", "^[[")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_TAGS = r"(?:\([A-Za-z_][^()\n]{0,80}? pid=\d+[^()\n]{0,40}\)[ \t]*)*"
+#: Tags at the end of a text: those of the record that follows.
+_TAGS = re.compile(r"(?:\([A-Za-z_][^()\n]{0,80}? pid=\d+[^()\n]{0,40}\)[ \t]*)+$")
 _HEADER = re.compile(
-    _TAGS + r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)[ \t]+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
+    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)[ \t]+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?[ \t]+"
     r"(?:\[[^\]\n]{1,120}:\d+\]|[\w./<>-]{1,120}:\d+\])[ \t]?"
 )
 _ERROR = re.compile(r"(?:^|[\s|])((?:[A-Za-z_]\w*\.){0,6}[A-Z]\w*(?:Error|Exception|Interrupt)): (.{1,2000})")
@@ -74,13 +81,22 @@ def parse_file(path: str) -> list[EngineLog]:
         return parse_stream(stream)
 
 
+class _Head(NamedTuple):
+    """What stands before a record: its line's lead, its tags, its level ("" for no header), and the whole line."""
+
+    lead: str
+    tags: str
+    level: str
+    text: str
+
+
 class _Reader:
     """Turns lines into engines."""
 
     __slots__ = ("_recent", "_router", "_rows")
 
     def __init__(self) -> None:
-        self._rows = messages()
+        self._rows = by_needle()
         self._router = Router()
         self._recent: dict[EngineLog, list[tuple[int, str]]] = {}
 
@@ -89,10 +105,11 @@ class _Reader:
         if "HTTP/1." in line or " throughput: " in line:
             # what a server prints for the rest of its life: nine lines of ten of a long log
             return
-        for needle in NEEDLES:
+        rows: list[Message] = []
+        for needle, found in self._rows:
             if needle in line:
-                break
-        else:
+                rows += found
+        if not rows:
             if "Error: " in line or "Exception: " in line:
                 self._errors(line, number)
             return
@@ -101,7 +118,7 @@ class _Reader:
             text = _unwrapped(text)
         for part in text.rstrip("\r\n").split("\r"):
             if part:
-                self._part(part, number, whole)
+                self._part(part[:_LONGEST], rows, number, whole or len(part) > _LONGEST)
 
     def finish(self, last: int) -> list[EngineLog]:
         """The engines; last: number of the last line."""
@@ -113,32 +130,27 @@ class _Reader:
             engine.error = _reason(self._recent.get(engine, []))
         return [engine for engine in self._router.engines if engine.figures or engine.refusals or engine.settings]
 
-    def _part(self, text: str, number: int, whole: bool) -> None:
+    def _part(self, text: str, rows: list[Message], number: int, whole: bool) -> None:
         """One line of a terminal: usually one record, several where processes wrote without a newline between."""
         headers = list(_HEADER.finditer(text))
         if not headers:
-            self._record(text, text, "", text, number, whole)
+            self._record(text, rows, _Head("", "", "", text), number, whole)
             return
         lead = text[: headers[0].start()]
         if len(lead) > 8:
-            self._record(lead, lead, "", text, number, True)
+            self._record(lead, rows, _Head("", "", "", text), number, True)
+        tags = lead[-_HEAD:]
         for index, header in enumerate(headers):
-            end = headers[index + 1].start() if index + 1 < len(headers) else len(text)
-            head = lead if index == 0 else ""
-            tags = (lead if index == 0 else "") + header[0]
             last = index + 1 == len(headers)
-            self._record(text[header.end() : end], head, tags, text, number, whole or not last, header[1], lead)
+            body = text[header.end() : len(text) if last else headers[index + 1].start()]
+            self._record(body, rows, _Head(lead, tags, header[1], text), number, whole or not last)
+            following = _TAGS.search(body[-_HEAD:])
+            tags = following[0] if following else ""
 
-    def _record(
-        self, body: str, head: str, tags: str, raw: str, number: int, whole: bool, level: str = "", source: str = ""
-    ) -> None:
-        """The messages of one record.
-
-        head: what may say whose container it is.  tags: the head with the tags, "" where
-        they are in the body itself, before the message.
-        """
-        start = 0
-        for row in self._rows:
+    def _record(self, body: str, rows: list[Message], head: _Head, number: int, whole: bool) -> None:
+        """The messages of one record."""
+        found = False
+        for row in rows:
             if row.anchor not in body:
                 continue
             match = row.pattern.search(body)
@@ -146,18 +158,22 @@ class _Reader:
                 continue
             if not whole and match.end() >= len(body) and match.re.groups:
                 continue
-            before = body[: match.start()]
-            who = speaker(source or head, tags or before)
-            self._found(row, match, who, raw, number, body)
-            start = max(start, match.end())
-        if not start and (level in ("", "ERROR", "CRITICAL")):
-            self._errors(raw, number)
+            # without a header the tags are in the body itself, before the message
+            before = body[: match.start()][:_HEAD]
+            who = speaker((head.lead or before)[:_HEAD], head.tags if head.level else before)
+            self._found(row, match, who, head.text, number)
+            found = True
+        if not found and head.level in ("", "ERROR", "CRITICAL"):
+            self._errors(head.text, number)
 
-    def _found(self, row: Message, match: re.Match[str], who: Speaker, raw: str, number: int, body: str) -> None:
-        # the settings are kept apart; the two lines that dump them are long and may name a key
-        shown = row.key if row.event in ("args", "init") else _shown(raw)
+    def _found(self, row: Message, match: re.Match[str], who: Speaker, text: str, number: int) -> None:
         first = row.holes[0].name if row.holes else ""
         engine = self._router.route(who, row.event, first, number)
+        if engine.full(first) if not row.refusal else len(engine.refusals) >= _REFUSALS:
+            engine.dropped += 1
+            return
+        # the settings are kept apart; the two lines that dump them are long and may name a key
+        shown = row.key if row.event in ("args", "init") else _shown(text)
         found: list[Figure] = []
         for hole, printed in zip(row.holes, match.groups(), strict=True):
             if printed is None:
@@ -210,7 +226,7 @@ _NOT_MEASURED = {"cpu_kv": ("available_kv",), "len_v0": (), "serve_one": ()}
 def _refuse(engine: EngineLog, refusal: Refusal) -> None:
     """The same refusal is printed by the engine, by its traceback and by the server: keep one of each."""
     same = [(kept.kind, [f.printed for f in kept.figures]) for kept in engine.refusals]
-    if (refusal.kind, [f.printed for f in refusal.figures]) not in same and len(engine.refusals) < 64:
+    if (refusal.kind, [f.printed for f in refusal.figures]) not in same:
         engine.refusals.append(refusal)
 
 

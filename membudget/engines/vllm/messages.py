@@ -79,7 +79,7 @@ free_after | 0.10.2..0.33.0 | v1/worker/gpu_worker.py | - | Free memory after pr
 worker_requested | 0.14.0..0.33.0 | v1/worker/gpu_worker.py | - | worker requested memory:
     worker requested memory: {requested_memory:gib}GiB
 snapshot | 0.14.0..0.33.0 | v1/worker/gpu_worker.py | - | worker init memory snapshot:
-    worker init memory snapshot: .*?free_memory={free_memory:gib}GiB, total_memory={total_memory:gib}GiB
+    worker init memory snapshot: .{0,300}?free_memory={free_memory:gib}GiB, total_memory={total_memory:gib}GiB
 profile | 0.9.2..0.26.0 | utils/mem_utils.py | - | Total non KV cache memory:
     Total non KV cache memory: {non_kv:gib}GiB; torch peak memory increase: {peak_activation:gib}GiB; non-torch
     forward increase memory: {non_torch:gib}GiB; weights memory: {weights:gib}GiB
@@ -179,7 +179,7 @@ no_memory | 0.6.6..0.33.0 | v1/core/kv_cache_utils.py | !no_kv_memory | No avail
     No available memory for the cache blocks
 serve_one | 0.8.5..0.33.0 | v1/core/kv_cache_utils.py | !max_model_len | KV cache is needed, which is larger
     (?:[Tt]he models?'s )?max seq len \({max_model_len:tokens}\), \(?{needed_kv:gib} GiB KV cache is needed, which
-    is larger than the available KV cache memory \({available_kv:gib} GiB\)(?:.*?estimated maximum model length is
+    is larger than the available KV cache memory \({available_kv:gib} GiB\)(?:.{0,200}?estimated maximum model length is
     {estimated_max_model_len:tokens}(?=\.))?
 len_v0 | 0.6.6..0.10.2 | worker/worker.py | !max_model_len | tokens that can be stored in KV cache
     (?:[Tt]he models?'s )?max seq len \({max_model_len:tokens}\) is larger than the maximum number of tokens that
@@ -207,7 +207,7 @@ cpu_full | 0.33.0..0.33.0 | v1/worker/cpu_worker.py | !no_kv_memory | of CPU mem
     The worker already uses {consumed:gib} GiB \(model weights and runtime\), more than the
     {requested_memory:gib} GiB of CPU memory reserved
 mm_ipc | 0.26.0..0.33.0 | multimodal/gpu_ipc_memory.py | !multimodal_reserve | frontend multimodal GPU decoding reserves
-    frontend multimodal GPU decoding reserves {mm_reserved:gib} GiB .*?but only {available_kv:gib} GiB is
+    frontend multimodal GPU decoding reserves {mm_reserved:gib} GiB .{0,200}?but only {available_kv:gib} GiB is
     available for the KV cache
 mamba_block | 0.9.2..0.9.2 | v1/worker/gpu_model_runner.py | !page_size | Attention block size should be increased
     Attention block size should be increased to at least {block_size_needed:count}
@@ -218,18 +218,26 @@ layout | 0.29.0..0.33.0 | v1/core/kv_cache_utils.py | !page_size | cannot expres
 hybrid_disabled | 0.9.2..0.26.0 | v1/core/kv_cache_utils.py | !page_size | manager is disabled but failed
     Hybrid KV cache manager is disabled but failed to convert
 cuda_oom | 0.6.6..0.33.0 | torch | !out_of_memory | out of memory. Tried to allocate
-    out of memory\. Tried to allocate {oom_wanted:size}(?:.*? total capacity of {oom_total:size} of which
+    out of memory\. Tried to allocate {oom_wanted:size}(?:.{0,200}? total capacity of {oom_total:size} of which
     {oom_free:size} is free)?
 killed | 0.6.6..0.33.0 | the kernel | !killed | Killed
-    ^\W*Killed\W*$|: Killed process \d+|\bdied with <Signals\.SIGKILL
+    ^\W*Killed\W*$|: Killed process \d+
+sigkill | 0.8.5..0.33.0 | the kernel | !killed | SIGKILL
+    \bdied with <Signals\.SIGKILL|\bexit(?:ed with)? code -9\b.{0,40}SIGKILL
 
 # ends that are not about memory, or not only
 core_failed | 0.8.5..0.33.0 | v1/engine/utils.py | @failed | ngine core initialization failed
     Engine core initialization failed
-core_failed_start | 0.8.5..0.33.0 | v1/engine/core.py | @failed | EngineCore
-    EngineCore (?:failed to start|hit an exception|encountered a fatal error)
-worker_failed | 0.8.5..0.33.0 | v1/executor/multiproc_executor.py | @failed | WorkerProc
-    WorkerProc (?:failed to start|initialization failed)
+core_failed_start | 0.8.5..0.33.0 | v1/engine/core.py | @failed | EngineCore failed to start
+    EngineCore failed to start
+core_exception | 0.8.5..0.33.0 | v1/engine/core.py | @failed | EngineCore hit an exception
+    EngineCore hit an exception
+core_fatal | 0.8.5..0.33.0 | v1/engine/core.py | @failed | EngineCore encountered a fatal error
+    EngineCore encountered a fatal error
+worker_failed | 0.8.5..0.33.0 | v1/executor/multiproc_executor.py | @failed | WorkerProc failed to start
+    WorkerProc failed to start
+worker_init | 0.8.5..0.33.0 | v1/executor/multiproc_executor.py | @failed | WorkerProc initialization failed
+    WorkerProc initialization failed
 method_failed | 0.6.6..0.33.0 | worker/worker_base.py | @failed | Error executing method
     Error executing method '?{failed_method:word}
 v0_failed | 0.6.6..0.10.2 | entrypoints/openai/api_server.py | @failed | Engine process failed to start
@@ -250,7 +258,7 @@ class Hole(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message: its pattern has one group a hole, in order."""
+    """One message: its pattern has one group a hole, in order; anchor and needle are in every match or line of it."""
 
     key: str
     first: str
@@ -259,6 +267,7 @@ class Message(NamedTuple):
     refusal: str
     event: str
     anchor: str
+    needle: str
     pattern: re.Pattern[str]
     holes: tuple[Hole, ...]
 
@@ -338,8 +347,25 @@ def messages() -> tuple[Message, ...]:
         first, last = versions.split("..")
         refusal, event = (flag[1:], "") if flag[0] == "!" else ("", flag[1:])
         pattern, holes = compile_holes(" ".join(parts))
-        rows.append(Message(key, first, last, file, refusal, event, anchor, pattern, holes))
+        needle = _needle(anchor, " ".join(parts))
+        rows.append(Message(key, first, last, file, refusal, event, anchor, needle, pattern, holes))
     return tuple(rows)
+
+
+#: What a match may lack: optional groups, figures, and characters that stand for others.
+_OPTIONAL = re.compile(r"\(\?[:!=][^()]*(?:\([^()]*\)[^()]*)*\)\??|\{\w+:\w+\}|.\?|\\[a-zA-Z]|\.\*")
+
+
+def _needle(anchor: str, text: str) -> str:
+    """The first needle that stands in every line a row can match."""
+    certain = anchor + "\0" + _OPTIONAL.sub("\0", text).replace("\\", "")
+    return next(needle for needle in NEEDLES if needle in certain)
+
+
+@functools.cache
+def by_needle() -> tuple[tuple[str, tuple[Message, ...]], ...]:
+    """The rows by the needle that every match of them contains."""
+    return tuple((needle, tuple(row for row in messages() if row.needle == needle)) for needle in NEEDLES)
 
 
 def compile_holes(text: str) -> tuple[re.Pattern[str], tuple[Hole, ...]]:

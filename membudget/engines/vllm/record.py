@@ -117,6 +117,10 @@ class EngineLog:
         else:
             self.dropped += 1
 
+    def full(self, name: str) -> bool:
+        """Whether no more prints of that figure are kept."""
+        return len(self.figures.get(name, ())) >= KEEP
+
     def all(self, name: str) -> list[Figure]:
         """Every print of a figure, in the order of the log."""
         return self.figures.get(name, [])

@@ -22,6 +22,8 @@ _SOURCE = re.compile(
 )
 _RANK = re.compile(r"(?:(?:DP|PP|TP|EP|PCP|DCP)\d+_?)+|rank=\d+")
 _DP = re.compile(r"DP(\d+)|^(?:EngineCore|CoreEngine)_(\d+)$")
+#: Engines kept of one log: what restarts more often tells nothing new.
+MOST = 4096
 #: Figures that mean that the preamble of an engine is over.
 _STARTED = ("weights", "available_kv", "kv_tokens", "max_concurrency", "num_blocks", "free_memory")
 
@@ -113,6 +115,8 @@ class Router:
         return engine
 
     def _new(self, who: Speaker, line: int) -> EngineLog:
+        if len(self._engines) >= MOST:
+            return self._engines[-1]
         engine = EngineLog(f"engine {len(self._engines)}", who.source, line)
         self._engines.append(engine)
         return engine

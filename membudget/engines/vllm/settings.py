@@ -7,7 +7,7 @@ from typing import Any
 
 #: What may be a secret never leaves the parser: keys are kept, their values are not.
 _SECRET = re.compile(
-    r"((?<![A-Za-z])(?:[\w-]*api[_-]?key|(?:[\w-]*[_-])?token|[\w-]*secret|[\w-]*password)['\"]?\s*[:=]\s*)"
+    r"((?<![\w-])(?:[\w-]*api[_-]?key|(?:[\w-]*[_-])?token|[\w-]*secret|[\w-]*password)['\"]?\s*[:=]\s*)"
     r"(?!None\b)(\[[^\]]*\]|'[^']*'|\"[^\"]*\"|[^\s,})]+)",
     re.IGNORECASE,
 )
@@ -45,7 +45,7 @@ def read_args(text: str) -> dict[str, Any]:
     A dump with values Python cannot read (enums, objects) is read entry by entry; what
     cannot be read is left out.
     """
-    if text.lstrip().startswith("{") and (end := text.rfind("}")) > 0:
+    if text.lstrip().startswith("{") and (end := text.rfind("}")) > 0 and not _DEEP.search(text):
         import ast
 
         try:
@@ -69,6 +69,8 @@ def read_config(text: str) -> dict[str, Any]:
     return found
 
 
+#: Brackets or signs in a row, as no dump of arguments has them: Python's own reader may not survive those.
+_DEEP = re.compile(r"(?:[\[({~+-]\s*){20,}")
 _UNREAD = object()
 _VALUE = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([\w./+:-]+)(?=\s*[,)}\]]|\s*$)")
 

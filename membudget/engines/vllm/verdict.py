@@ -106,7 +106,8 @@ def verdict(log: EngineLog) -> Verdict:
 
 
 def _ended(log: EngineLog, line: int) -> bool:
-    return line >= log.events.get("end", line) - _NEAR_END
+    """Whether an exception in that line was the end: nothing else that counts came after it."""
+    return line >= log.last_line and line >= log.events.get("end", line) - _NEAR_END
 
 
 def _telling(refusals: list[Refusal]) -> Refusal:
