@@ -49,17 +49,13 @@ def test_24x_of_llama_70b(model: Get) -> None:
 @pytest.mark.parametrize(("batched", "gigabytes"), [(2048, 4.20), (8192, 7.22)])
 def test_sliding_hybrid_depends_on_batched_tokens(model: Get, batched: int, gigabytes: float) -> None:
     """gemma-3-27b at 32K needs 4.20 GB at 2,048 batched tokens and 7.22 GB at 8,192, without async scheduling."""
-    pool = plan(
-        model("google/gemma-3-27b-it"), 60, 32_768, max_num_batched_tokens=batched, async_scheduling=False
-    )
+    pool = plan(model("google/gemma-3-27b-it"), 60, 32_768, max_num_batched_tokens=batched, async_scheduling=False)
     assert round(pool.need / 1e9, 2) == gigabytes
 
 
 def test_gdn_hybrid_without_prefix_caching(model: Get) -> None:
     """Qwen3.6-35B-A3B bf16, 47.55 GiB, 131,072, vLLM 0.19.2rc1 (djangodevreng/dgx-spark-benchmarks _bootlog.txt)."""
-    pool = plan(
-        model("nvidia/Qwen3.6-35B-A3B-NVFP4"), 47.55, 131_072, kv_cache_dtype="bfloat16", version="0.19.2rc1"
-    )
+    pool = plan(model("nvidia/Qwen3.6-35B-A3B-NVFP4"), 47.55, 131_072, kv_cache_dtype="bfloat16", version="0.19.2rc1")
     assert (pool.block_size, pool.page_size) == (1056, 2_162_688)
     assert [each.layers for each in pool.groups] == [10, 10, 10, 10]
     assert (pool.num_blocks, pool.tokens, pool.blocks_per_request) == (2360, 623_040, 128)
@@ -122,7 +118,14 @@ def test_latent_cache_is_replicated_and_dcp_shards_it(model: Get, dcp: int, toke
     ],
 )
 def test_refusals_with_their_figures(
-    model: Get, name: str, available: float, length: int, version: str, more: dict[str, Any], needed: float, longest: int
+    model: Get,
+    name: str,
+    available: float,
+    length: int,
+    version: str,
+    more: dict[str, Any],
+    needed: float,
+    longest: int,
 ) -> None:
     """vLLM's refusals: what is needed, and the estimate within the rounding of the printed GiB (TheBuccaneer logs)."""
     pool = plan(model(name), available, length, version=version, **more)
@@ -278,7 +281,9 @@ def test_window_never_needs_less_than_it_keeps(caches: tuple[CacheSpec, ...], le
         assert each.blocks_per_request * each.block_size >= kept
 
 
-@pytest.mark.parametrize("version", ["0.8.5", "0.9.2", "0.11.2", "0.14.0", "0.19.1", "0.20.2", "0.26.0", "0.29.0", "0.33.0"])
+@pytest.mark.parametrize(
+    "version", ["0.8.5", "0.9.2", "0.11.2", "0.14.0", "0.19.1", "0.20.2", "0.26.0", "0.29.0", "0.33.0"]
+)
 def test_every_version_has_an_answer(model: Get, version: str) -> None:
     """Uniform, sliding and latent models have a pool in every version; its reasons name the version."""
     for name in ("meta-llama/Llama-3.1-8B", "google/gemma-3-27b-it", "deepseek-ai/DeepSeek-V3"):

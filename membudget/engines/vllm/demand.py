@@ -29,7 +29,7 @@ class Demand:
     stages: layer indices of each pipeline stage.  widths: bytes a block takes on each.
     """
 
-    __slots__ = ("alike", "buckets", "groups", "need", "rules", "stages", "widths")
+    __slots__ = ("alike", "buckets", "groups", "mixed", "need", "rules", "stages", "widths")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Demand:
                 spec = group.buckets[0].spec
                 alike[spec] = alike.get(spec, 0) + 1
         self.alike = tuple(alike.items())
+        self.mixed = tuple(group for group in groups if group.mixed)
 
     def of_group(self, group: Group, length: int) -> int:
         """Blocks of a request in one group."""
@@ -57,8 +58,12 @@ class Demand:
 
     def blocks(self, length: int) -> int:
         """Blocks of a request: every group draws its own from the one pool."""
-        total = sum(self.of_group(group, length) for group in self.groups if group.mixed)
-        return total + sum(count * spec.blocks(length, *self.need) for spec, count in self.alike)
+        total = 0
+        for group in self.mixed:
+            total += self.of_group(group, length)
+        for spec, count in self.alike:
+            total += count * spec.blocks(length, *self.need)
+        return total
 
     def bytes(self, stage: int, length: int) -> int:
         """Bytes that the start-up check asks on this stage for a request of this length.

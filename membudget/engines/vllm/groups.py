@@ -28,7 +28,10 @@ class Group(NamedTuple):
     @property
     def spec(self) -> Spec:
         """The spec of the group, of the widest layers where pages differ."""
-        return max((bucket.spec for bucket in self.buckets), key=lambda spec: spec.page)
+        buckets = self.buckets
+        if len(buckets) == 1:
+            return buckets[0].spec
+        return max((bucket.spec for bucket in buckets), key=lambda spec: spec.page)
 
     @property
     def mixed(self) -> bool:

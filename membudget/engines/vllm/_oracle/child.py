@@ -229,12 +229,29 @@ def describe(spec: Any) -> dict[str, Any]:
     return out
 
 
+class Printed:
+    """A logger that keeps what is printed about the pool: older versions return no figure."""
+
+    def __init__(self, logger: Any) -> None:
+        self.logger, self.tokens = logger, []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        def log(message: Any, *values: Any, **more: Any) -> None:
+            text = str(message)
+            if "KV cache size: %s tokens" in text:
+                self.tokens.append(int(str(values[text.count("%s", 0, text.index("KV cache"))]).replace(",", "")))
+
+        return log
+
+
 def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dict[str, Any]:
     """One case: groups, blocks, tokens, concurrency, or the refusal in vLLM's words."""
     import copy
 
     from vllm.v1.core import kv_cache_utils as utils
 
+    printed = Printed(utils.logger)
+    utils.logger = printed  # type: ignore[assignment]
     copies = [{name: copy.copy(spec) for name, spec in stage.items()} for stage in specs]
     try:
         if hasattr(utils, "get_kv_cache_configs"):
@@ -260,6 +277,8 @@ def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dic
             out["concurrency"] = utils.get_max_concurrency_for_kv_cache_config(config, pool)
         if hasattr(utils, "get_kv_cache_capacity"):
             out["tokens"] = utils.get_kv_cache_capacity(config, pool)[0]
+        elif printed.tokens:
+            out["tokens"] = min(printed.tokens)
         if hasattr(utils, "_pool_bytes_per_block"):
             takes = len(inspect.signature(utils._pool_bytes_per_block).parameters)
             arguments = [config, pool.kv_cache_groups][2 - takes :]
