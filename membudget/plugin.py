@@ -148,12 +148,22 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> None:
 
 def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("membudget", "memory budgets")
+    taken = _option_names(parser)
     for name, metavar, many, text in _OPTIONS:
+        if f"--{name}" in taken:
+            continue
         action, dest = "append" if many else "store", f"membudget_{name}"
         try:
             group.addoption(f"--{name}", dest=dest, action=action, metavar=metavar, help=text)
         except (ValueError, argparse.ArgumentError):
-            continue  # taken by the project or another plugin, or added already
+            continue
+
+
+def _option_names(parser: pytest.Parser) -> set[str]:
+    """The options that are there.  pytest has no public way to ask; before 9 it finds a conflict too late to catch."""
+    groups = [*getattr(parser, "_groups", ()), getattr(parser, "_anonymous", None)]
+    options = [option for group in groups for option in getattr(group, "options", ())]
+    return {name for option in options for name in option.names()}
 
 
 def _is_named(pluginmanager: pytest.PytestPluginManager) -> bool:

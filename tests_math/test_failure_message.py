@@ -66,7 +66,7 @@ def test_a_budget_that_does_not_fit_says_what_breaks_it_and_what_would_help() ->
 def test_pytest_shows_the_message_and_nothing_else(pytester: pytest.Pytester) -> None:
     """No traceback, no assertion rewriting, nothing cut: the message is the whole report of the failure."""
     _project(pytester, {"chat": TOO_MANY})
-    output = pytester.runpytest("-p", "membudget.plugin", "-m", "math", "-p", "no:cacheprovider").outlines
+    output = pytester.runpytest("-p", "membudget.plugin", "-m", "math", "--disable-warnings").outlines
     start = next(number for number, line in enumerate(output) if line.strip("_ ") == "test_budget[chat]")
     end = next(number for number, line in enumerate(output) if "memory budgets" in line)
     assert "\n".join(output[start + 1 : end]) == DOES_NOT_FIT
@@ -130,6 +130,12 @@ def test_a_limit_says_below() -> None:
     assert [line.split() for line in lines if line.startswith("activations  ")] == [
         ["activations", "0.910", "GiB", "+32.1", "MiB", "below", "900", "MiB", "<-", "over"]
     ]
+
+
+def test_the_limit_itself_is_over() -> None:
+    """`below` excludes its bound."""
+    text = TOO_MANY.replace("users: 8", "users: 6") + "expect: {activations: below 977_338_368 B}\n"
+    assert _message(text).startswith("activations is 0 B over: ")
 
 
 def test_a_budget_that_must_not_fit_and_does_is_a_failure() -> None:

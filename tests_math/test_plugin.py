@@ -401,4 +401,5 @@ def test_unused_it_reads_nothing(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = run()
     result.assert_outcomes(passed=1)
-    assert "budget" not in result.stdout.str()
+    assert "memory budgets" not in result.stdout.str()
+    assert "bad.yaml" not in result.stdout.str()
