@@ -169,6 +169,7 @@ def test_lists_expand_to_a_product_with_readable_ids() -> None:
         ("users: 8", "users: 8\nengine: {vllm: {}, transformers: {}}", 6, "engine: 2 given; allowed: exactly one of"),
         ("users: 8", "users: 8\nengine: {vlm: {}}", 6, "engine.vlm: unknown field; allowed in engine: one of vllm"),
         ("users: 8", "users: 8\nengine: {vllm: {gpu_memory_utilization: 40}}", 6, "allowed: a number above 0 and at most 1"),
+        ("users: 8", "users: 8\nengine: {vllm: {gpu_memory_utilization: 0}}", 6, "allowed: a number above 0 and at most 1"),
         ("users: 8", "users: 8\nbreak: [{outcome: fits}]", 6, "break: it needs ceiling beside it"),
         ("users: 8", "users: 8\nbreak: [{logits: every}]\nceiling: 1 GiB", 6, "break[0].outcome: it is missing"),
         # names
