@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from membudget.checkpoint import CheckpointError, read_path
 from membudget.checkpoint.entries import SAFETENSORS_BITS
 from membudget.checkpoint.safetensors_file import parse_header
+from membudget.checkpoint.safetensors_strict import parse_header as parse_strictly
+from membudget.checkpoint.safetensors_strict import parse_index
 from membudget.model import Model
 from tests_math.checkpoint_files import stored, write_safetensors, write_shards
 
@@ -166,6 +168,46 @@ def test_tensor_in_two_shards(tmp_path: Path) -> None:
         read_path(str(tmp_path))
 
 
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=40),
+        st.sampled_from(["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", 'ä "x".safetensors']),
+        max_size=20,
+    ),
+    st.integers(0, 2**50),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+def test_any_index_reads_as_json_does(
+    weights: dict[str, str], total: int, indent: int | None, ascii_only: bool
+) -> None:
+    """Names with quotes, escapes and any script; indented or not; the metadata before or after."""
+    content = {"metadata": {"total_size": total}, "weight_map": weights}
+    for part in (content, dict(reversed(content.items()))):
+        text = json.dumps(part, indent=indent, ensure_ascii=ascii_only).encode()
+        assert parse_index(text, "index") == (weights, total)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{}", "byte 0: has no weight_map"),
+        (b'{"weight_map": 1}', "byte 0: has no weight_map"),
+        (b'{"weight_map": {"a": 1}}', r"byte 21: weight_map: expected a file name and ',' or '\}', found '1\}\}'"),
+        (b'{"weight_map": {"a": "b.safetensors"', r"byte 21: weight_map: expected a file name"),
+        (b'{"weight_map": {a: 1}}', r"byte 16: weight_map: expected a name in quotes"),
+        (b'{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}', r"byte 37: weight_map: 'a' stands twice"),
+        (b'{"weight_map": {"a": "b.bin"}}', r"weight_map names 'b\.bin', not a file beside it"),
+        (b'{"weight_map": {"a": "\xff.safetensors"}}', r"a name is not text"),
+        (b'{"metadata": {"total_size": "9"}, "weight_map": {}}', r"metadata\.total_size is no whole number"),
+    ],
+)
+def test_bad_index(text: bytes, message: str) -> None:
+    """Every kind of broken index is one error with its place."""
+    with pytest.raises(CheckpointError, match=message):
+        parse_index(text, "index")
+
+
 E = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
 BAD: dict[str, tuple[Any, int, int | None, str]] = {
     "nothing": (b"", 0, 2, r"byte 0: claims a header of 2 bytes, 0 follow: truncated"),
@@ -269,13 +311,15 @@ def accepted_by_library(content: bytes) -> bool:
 
 
 def accepted(content: bytes, tmp: Path) -> bool:
-    """Whether we take these bytes; anything but a CheckpointError escapes."""
+    """Whether we take these bytes; anything but a CheckpointError escapes.  Both our readings agree."""
     path = tmp / "fuzz.safetensors"
     path.write_bytes(content)
     try:
-        read_path(str(path))
+        read = read_path(str(path))
     except CheckpointError:
         return False
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    assert parse_strictly(header, str(path), path.name) == (list(read.entries), read.metadata)
     return True
 
 

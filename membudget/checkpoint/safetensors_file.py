@@ -116,8 +116,9 @@ def _quick(header: bytes, path: str, name: str) -> tuple[list[StoredTensor], dic
         dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
         if type(dtype) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
             return None
-        if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
-            return None
+        for number in (*shape, *offsets):
+            if type(number) is not int or number < 0:
+                return None
         try:
             entries.append(checked(key, dtype, tuple(shape), offsets[0], offsets[1], path, 8, name, start))
         except CheckpointError:
@@ -159,12 +160,13 @@ def checked(
 
 def check_layout(entries: Iterable[StoredTensor], path: str, start: int, size: int | None) -> None:
     """The data must be covered from `start` to the end of the file, without holes or overlaps."""
-    at, previous = start, "the header"
+    at, previous = start, None
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset != at:
             what = "overlaps" if entry.offset < at else f"leaves a hole of {entry.offset - at:,} bytes after"
-            raise CheckpointError(path, entry.offset, f"{short(entry.name)} {what} {previous}")
-        at, previous = entry.offset + entry.nbytes, short(entry.name)
+            before = short(previous.name) if previous else "the header"
+            raise CheckpointError(path, entry.offset, f"{short(entry.name)} {what} {before}")
+        at, previous = at + entry.nbytes, entry
     if size is not None and at != size:
         what = "truncated" if at > size else "bytes that belong to no tensor follow"
         raise CheckpointError(path, min(at, size), f"the tensors end at byte {at:,}, the file at {size:,}: {what}")

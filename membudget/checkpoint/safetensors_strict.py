@@ -19,7 +19,7 @@ MAX_METADATA = 4 * 2**20
 _GAP = rb"[ \t\r\n]{0,64}"
 _QUOTED = rb'"([^"\\\x00-\x1f]{0,4096}(?:\\.[^"\\\x00-\x1f]{0,4096}){0,64})"'
 _KEY = re.compile(_GAP + _QUOTED + _GAP + b":" + _GAP, re.S)
-_STRING = re.compile(_QUOTED + _GAP + rb"([,}])", re.S)
+_PAIR = re.compile(_GAP + _QUOTED + _GAP + b":" + _GAP + _QUOTED + _GAP + rb"([,}])", re.S)
 _NEXT = re.compile(_GAP + rb"([,}])")
 _INTEGER = rb"(?:0|[1-9][0-9]{0,18})"
 _USUAL = re.compile(
@@ -147,32 +147,39 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], int | None]:
     if found is None:
         raise CheckpointError(path, 0, "has no weight_map: not an index of a sharded checkpoint")
     brace = found.end() - 1
-    files: dict[str, str] = {}
+    files: dict[bytes, str] = {}
     weights: dict[str, str] = {}
     at = _open(content[brace : brace + 4200], path, brace) + brace
     empty = content[at : at + 1] == b"}"
     separator = b"}" if empty else b","
     at += empty
     while separator == b",":
-        match = _KEY.match(content, at)
+        match = _PAIR.match(content, at)
         if match is None:
-            raise CheckpointError(path, at, f"weight_map: expected a name in quotes, found {_excerpt(content, at)}")
-        value = _STRING.match(content, match.end())
-        if value is None:
-            what = f"weight_map: expected a file name, found {_excerpt(content, match.end())}"
-            raise CheckpointError(path, match.end(), what)
-        key, file = _text(match[1], path, match.start(1)), _text(value[1], path, value.start(1))
+            raise _no_pair(content, at, path)
+        raw_key, raw_file, separator = match.groups()
+        key = _text(raw_key, path, at)
+        file = files.get(raw_file)
+        if file is None:
+            file = files[raw_file] = _text(raw_file, path, match.start(2))
         if key in weights:
             raise CheckpointError(path, at, f"weight_map: {short(key)} stands twice")
         if len(weights) >= MAX_TENSORS:
             raise CheckpointError(path, at, f"weight_map: more than {MAX_TENSORS:,} tensors")
-        weights[key] = files.setdefault(file, file)
-        separator, at = value[2], value.end()
-    for file in files:
+        weights[key] = file
+        at = match.end()
+    for raw_file, file in files.items():
         if "/" in file or "\\" in file or not file.endswith(".safetensors") or file.startswith("."):
-            at = content.find(file.encode())
-            raise CheckpointError(path, at, f"weight_map names {short(file)}, not a file beside it")
+            raise CheckpointError(path, content.find(raw_file), f"weight_map names {short(file)}, not a file beside it")
     return weights, _total_size(content[:brace], content[at:], path)
+
+
+def _no_pair(content: bytes, at: int, path: str) -> CheckpointError:
+    key = _KEY.match(content, at)
+    if key is None:
+        return CheckpointError(path, at, f"weight_map: expected a name in quotes, found {_excerpt(content, at)}")
+    found = _excerpt(content, key.end())
+    return CheckpointError(path, key.end(), f"weight_map: expected a file name and ',' or '}}', found {found}")
 
 
 def _total_size(before: bytes, after: bytes, path: str) -> int | None:
