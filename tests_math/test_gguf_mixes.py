@@ -169,6 +169,27 @@ def test_gpt_oss_gate_and_up_are_separated(model: Get) -> None:
     assert types["blk.0.ffn_gate_inp.weight"].dtype == types["blk.0.attn_sinks.weight"].dtype == "F32"
 
 
+def test_a_publishers_own_recipe_is_near(model: Get) -> None:
+    """Qwen3.5-9B's Q4_K_M of 5,680,529,408 B (llmfit issue 302) keeps more in Q8_0 than the mix says."""
+    header = 11_000_000  # a vocabulary of 248,320
+    assert 0 < 5_680_529_408 - header - get("q4_k_m").weigh(model("Qwen/Qwen3.5-9B")).total < 0.01 * 5_680_529_408
+
+
+def test_recurrent_layers(model: Get) -> None:
+    """Qwen3.5's linear attention under the names and types of published files (candle pull request 3821)."""
+    qwen, form = model("Qwen/Qwen3.5-9B"), get("q4_k_m")
+    types = {item.name: item.dtype for tensor in qwen.tensors for item in form.stored(tensor, qwen)}
+    layer = {name.removeprefix("blk.0."): kind for name, kind in types.items() if name.startswith("blk.0.")}
+    assert {name for name, kind in layer.items() if kind == "F32"} == {
+        "attn_norm.weight", "post_attention_norm.weight", "ssm_a", "ssm_conv1d.weight", "ssm_dt.bias",
+        "ssm_norm.weight",
+    }  # fmt: skip
+    assert {name for name, kind in layer.items() if kind != "F32"} == {
+        "attn_gate.weight", "attn_qkv.weight", "ffn_down.weight", "ffn_gate.weight", "ffn_up.weight",
+        "ssm_alpha.weight", "ssm_beta.weight", "ssm_out.weight",
+    }  # fmt: skip
+
+
 def test_unknown_tensor_is_refused(model: Get) -> None:
     """A tensor without a known GGUF name is an error that names it, never a guess."""
     llama = model("meta-llama/Llama-3.2-1B")

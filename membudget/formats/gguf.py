@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, layout
 from membudget.formats.ggml import TYPES
 from membudget.formats.gguf_mix import FALLBACK, MIXES, PLAIN, Mix, Place, Rule
 from membudget.formats.gguf_names import Named, named
+from membudget.records import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.model import Model
     from membudget.model.tensors import Tensor

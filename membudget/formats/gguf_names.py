@@ -8,10 +8,11 @@ weights are permuted for RoPE, which changes no size.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
 from membudget.formats.base import FormatError
+from membudget.records import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.model import Model
     from membudget.model.tensors import Tensor
@@ -161,8 +162,19 @@ _INSIDE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 
-#: Model types whose post_attention_layernorm stands behind the attention and not before the MLP.
-_NORM_AFTER = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3", "exaone4")
+#: Model types whose post_attention_layernorm is called post_attention_norm, mostly because it stands behind the attention.
+_NORM_AFTER = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "gemma2",
+    "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+)
 
 
 def named(tensor: Tensor, model: Model) -> list[Named]:

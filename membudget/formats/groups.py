@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, is_layer_matrix
@@ -11,7 +10,10 @@ from membudget.formats.modules import Matcher, matcher, module_of
 from membudget.formats.quantization import Quantization, is_linear
 from membudget.formats.safetensors import Safetensors, Scheme
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from membudget.model import Model
     from membudget.model.tensors import Tensor
 
