@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, WHOLE
+from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
 
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -236,7 +236,8 @@ class Config:
     @property
     def tied(self) -> bool:
         """tie_word_embeddings: the whole document's word, else the text model's, else the class's."""
-        for place in (self.text, self.raw) if self.wrapper in TEXT_TIES else (self.raw, self.text):
+        places = (self.text, self.raw) if self.wrapper in TEXT_TIES else (self.raw, self.text)
+        for place in places[:1] if self.wrapper in TOP_TIES else places:
             value = place.get("tie_word_embeddings")
             if value is not None:
                 if not isinstance(value, bool):

@@ -78,6 +78,9 @@ WHOLE = {"fuyu": "persimmon"}
 #: Wrappers whose text model, a whole causal LM inside, goes by its own tie_word_embeddings.
 TEXT_TIES = frozenset({"llama4"})
 
+#: Wrappers that tie by their own flag alone, whatever the text model says.
+TOP_TIES = frozenset({"gemma3", "gemma3n", "gemma4", "gemma4_unified"})
+
 #: What a config says of parts beside the text model: key -> the part in words.
 PARTS = {
     "vision_config": "vision tower",

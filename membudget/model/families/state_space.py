@@ -326,7 +326,6 @@ ZAMBA2_MAMBA = mamba2(
     groups="mamba_ngroups",
     state="mamba_d_state",
     kernel="mamba_d_conv",
-    conv_bias="use_conv_bias",
     bias="add_bias_linear",
     name="mamba.",
 )
