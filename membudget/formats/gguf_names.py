@@ -162,7 +162,7 @@ _INSIDE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 
-#: Model types whose post_attention_layernorm is called post_attention_norm, mostly because it stands behind the attention.
+#: Model types whose post_attention_layernorm is called post_attention_norm, not ffn_norm.
 _NORM_AFTER = (
     "qwen3_next",
     "qwen3_5_text",
