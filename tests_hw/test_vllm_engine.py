@@ -189,6 +189,9 @@ def serve(python: str, folder: Path, *more: str, environment: dict[str, str] | N
         *("--max-model-len", "2048", "--kv-cache-memory-bytes", str(KV)),
         *("--host", "127.0.0.1", "--port", str(port), *more),
     ]
+    if "amx_tile" in cpu_flags():
+        # bf16 attention runs on AMX, whose tiles Linux gives to a process that asks; vLLM's workers do not ask
+        arguments += ["--dtype", "float16"]
     return Server(server_command(python, str(model), arguments), port, folder, environment)
 
 
@@ -199,6 +202,7 @@ def check_server(server: Server, tp: int) -> None:
     pool = plan_pool(
         PoolRequest(build(TINY["llama"], "llama"), None, 2048, 2048, tp=tp, kv_cache_memory_bytes=KV, platform="cpu")
     )
+    assert pool.num_blocks == KV // pool.bytes_per_block
     assert int(found["num_gpu_blocks"]) == pool.num_blocks
     assert int(found["block_size"]) == pool.block_size
     if "kv_cache_size_tokens" in found:

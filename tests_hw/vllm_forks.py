@@ -34,7 +34,7 @@ def start(case: dict[str, Any], folder: str) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     if torch.cpu._is_amx_tile_supported():
-        torch.cpu._init_amx()  # Linux gives the tiles to a process that asks; vLLM asks in its workers only
+        torch.cpu._init_amx()  # Linux gives the tiles to a process that asks, and vLLM 0.32 does not: SIGILL
     os.environ.update(case.get("env", {}))
     engine = LLM(
         model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, **case.get("engine", {})
