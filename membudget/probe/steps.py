@@ -1,0 +1,304 @@
+"""The measurements themselves, in a worker's own process: each takes a `Bench` and returns figures as JSON.
+
+Every size is in bytes.  Nothing is judged here: predictions and tolerances are the parent's.
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from membudget.probe import models
+from membudget.probe.edge import find_edge
+from membudget.probe.meter import OUT_OF_MEMORY, Meter
+from membudget.probe.trace import cache_tensors, storage_bytes, storage_key, trace
+
+Report = Callable[[str, dict[str, Any]], None]
+Figures = dict[str, Any]
+#: Steps that run before the meter is on and before a model is loaded.
+EARLY = ("trace",)
+
+
+class Bench:
+    """One model on one device, and the meter beside it.  Made by the first step that needs it."""
+
+    def __init__(self, request: dict[str, Any], meter: Meter, report: Report) -> None:
+        self.request, self.meter, self.report = request, meter, report
+        self.device = meter.name
+        self.model: Any = None
+        self.weights = 0  # allocated with nothing but the model
+
+    def load(self, attention: str = "sdpa") -> Any:
+        """The model; loaded once."""
+        if self.model is None:
+            asked = self.request
+            if asked.get("checkpoint"):
+                self.model = models.checkpoint_model(asked["checkpoint"], asked["dtype"], self.device, attention)
+            else:
+                config = models.read_config(asked["config"])
+                self.model = models.random_model(config, asked["dtype"], self.device, attention)
+            if asked.get("hook"):  # tests break things on purpose here
+                module, _, name = asked["hook"].partition(":")
+                getattr(importlib.import_module(module), name)(self)
+            self.meter.adopt([*self.model.parameters(), *self.model.buffers()])
+            self.weights = self.meter.settle()
+        return self.model
+
+    def prompt(self, batch: int, tokens: int) -> Any:
+        """Token 1, `batch` x `tokens` times: memory does not depend on what is said."""
+        return torch.ones((batch, tokens), dtype=torch.long, device=self.device)
+
+    def prefill(self, batch: int, tokens: int, logits: str = "last", cache: Any = None, chunk: int = 0) -> Any:
+        """The cache after a prompt, in one forward or in chunks."""
+        for start in range(0, tokens, chunk or tokens):
+            piece = self.prompt(batch, min(chunk or tokens, tokens - start))
+            cache = models.cache_of(models.forward(self.load(), piece, logits, cache))
+        return cache
+
+    def decode(self, batch: int, steps: int, cache: Any) -> Any:
+        """The cache after `steps` more single tokens."""
+        for _ in range(steps):
+            cache = models.cache_of(models.forward(self.load(), self.prompt(batch, 1), "last", cache))
+        return cache
+
+
+def run_trace(request: dict[str, Any], step: dict[str, Any]) -> Figures:
+    """The peak of one forward on fake tensors (`membudget.probe.trace`)."""
+    options = {key: value for key, value in step.items() if key not in ("do", "name")}
+    return trace(request["config"], dtype=request["dtype"], **options)
+
+
+def context(bench: Bench, step: dict[str, Any]) -> Figures:
+    """What the first touch of the device takes beside any tensor, as the driver sees it."""
+    from membudget.probe.readings import Unknown, snap
+
+    if bench.device != "cuda":
+        return {"unknown": "only CUDA has a context"}
+    before = snap("before")
+    torch.zeros(1, device="cuda")
+    bench.meter.settle()
+    after = snap("after")
+    process = after.fields["device_process"]
+    if isinstance(process, Unknown):
+        one, two = before.value("mem_available"), after.value("mem_available")
+        if not after.unified or one is None or two is None:
+            return {"unknown": process.reason}
+        process = one - two
+    return {"bytes": process - (bench.meter.reserved() or 0)}
+
+
+def weights(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Load the model: what stays, the most there was, and every tensor that is wider or more than asked."""
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    model = bench.load(step.get("attention", "sdpa"))
+    peak = bench.meter.peak() - base
+    width = torch.empty(0, dtype=models.DTYPES[bench.request["dtype"]]).element_size()
+    named = {storage_key(tensor): name for name, tensor in model.named_parameters()}
+    buffers = {name: int(t.untyped_storage().nbytes()) for name, t in model.named_buffers()}
+    return {
+        "bytes": bench.weights - base,
+        "peak": peak,
+        "parameters": storage_bytes(model.parameters()),
+        "buffers": storage_bytes(model.buffers()),
+        "named_buffers": dict(sorted(buffers.items(), key=lambda item: -item[1])[:8]),
+        "wide": [
+            {"name": name, "dtype": str(t.dtype).removeprefix("torch."), "bytes": int(t.untyped_storage().nbytes())}
+            for name, t in model.named_parameters()
+            if t.element_size() > width
+        ][:8],
+        "strays": _strays(model, named, bench.device),
+    }
+
+
+def growth(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Prefill and decode at several lengths, keeping the cache: what it holds, and what is left without it.
+
+    step: points as [batch, prompt tokens], decode as tokens after the prompt.
+    """
+    points = []
+    bench.load()
+    for batch, length in step["points"]:
+        base = bench.meter.settle()
+        with torch.no_grad():
+            cache = bench.decode(batch, step["decode"], bench.prefill(batch, length, chunk=step.get("chunk", 0)))
+        held = bench.meter.settle() - base
+        tensors = cache_tensors(cache)
+        point = {
+            "batch": batch,
+            "tokens": length + step["decode"],
+            "held": held,
+            "storages": storage_bytes(tensors),
+            "tensors": sum(int(t.nbytes) for t in tensors),
+        }
+        del cache, tensors
+        point["left"] = bench.meter.settle() - base
+        points.append(point)
+        bench.report("growth", point)
+    return {"points": points, "weights": bench.weights, "left": bench.meter.settle()}
+
+
+def static(bench: Bench, step: dict[str, Any]) -> Figures:
+    """A StaticCache: its whole length at once, and nothing more however many tokens come."""
+    from transformers import StaticCache
+
+    model = bench.load()
+    base = bench.meter.settle()
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=step["length"])
+    sizes = []
+    try:
+        with torch.no_grad():
+            cache = bench.prefill(step["batch"], min(4, step["length"] - step["decode"]), cache=cache)
+            for _ in range(step["decode"]):
+                sizes.append(bench.meter.settle() - base)
+                cache = bench.decode(step["batch"], 1, cache)
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, OUT_OF_MEMORY):
+            raise
+        return {"unknown": f"{type(model).__name__} does not run with a StaticCache: {error}"[:300]}
+    sizes.append(bench.meter.settle() - base)
+    return {"first": sizes[0], "last": sizes[-1], "storages": storage_bytes(cache_tensors(cache))}
+
+
+def peak(bench: Bench, step: dict[str, Any]) -> Figures:
+    """One prefill: the peak over the weights, cache included; or out of memory, and what is left after it.
+
+    step: batch, tokens, attention, logits.
+    """
+    models.set_attention(bench.load(), step["attention"])
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    found: Figures = {"outcome": "fits"}
+    prompt = bench.prompt(step["batch"], step["tokens"])
+    given = bench.meter.allocated() - base
+    try:
+        with torch.no_grad():
+            out = models.forward(bench.model, prompt, step["logits"])
+        bench.meter.synchronize()
+        logits = getattr(out, "logits", None)
+        found["logits"] = 0 if logits is None else int(logits.untyped_storage().nbytes())
+        found["cache"] = storage_bytes(cache_tensors(models.cache_of(out)))
+        del out, logits
+    except OUT_OF_MEMORY as error:
+        found.update(outcome="out_of_memory", said=str(error).splitlines()[0][:300])
+        del error
+    # the prompt is the caller's, not the step's
+    found["peak"] = bench.meter.peak() - base - given
+    found["peak_reserved"] = bench.meter.peak_reserved()
+    del prompt
+    gc.collect()
+    found["left"] = bench.meter.settle() - base
+    models.set_attention(bench.model, "sdpa" if step.get("sdpa", True) else "eager")
+    return found
+
+
+def fragmentation(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Many single-token steps: allocated and reserved every so often.
+
+    step: batch, steps, every, cache (dynamic or static).
+    """
+    from transformers import StaticCache
+
+    model = bench.load()
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    cache = None
+    if step["cache"] == "static":
+        length = step["steps"] + 1
+        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    samples = []
+    with torch.no_grad():
+        for number in range(1, step["steps"] + 1):
+            cache = bench.decode(step["batch"], 1, cache)
+            if number % step["every"] == 0:
+                sample = {"step": number, "allocated": bench.meter.allocated() - base, "reserved": bench.meter.reserved()}
+                samples.append(sample)
+                bench.report("fragmentation", sample)
+    held = storage_bytes(cache_tensors(cache))
+    peak_now = bench.meter.peak() - base
+    del cache
+    return {"samples": samples, "held": held, "peak": peak_now, "left": bench.meter.settle() - base}
+
+
+def edge(bench: Bench, step: dict[str, Any]) -> Figures:
+    """The most prompts at once that run under the ceiling: prefill and 8 decode steps, found by trying.
+
+    step: tokens, near (where to begin), most, chunk (0: in one forward).
+    """
+    bench.load()
+    base = bench.meter.settle()
+    peaks: dict[int, int] = {}
+
+    def fits(batch: int) -> bool:
+        bench.meter.reset_peak()
+        try:
+            with torch.no_grad():
+                prompt = step["tokens"] - step["decode"]
+                cache = bench.prefill(batch, prompt, chunk=step.get("chunk", 0))
+                cache = bench.decode(batch, step["decode"], cache)
+                bench.meter.synchronize()
+            del cache
+            ran = True
+        except OUT_OF_MEMORY:
+            ran = False
+        if ran:
+            peaks[batch] = bench.meter.peak()
+        left = bench.meter.settle()
+        bench.report("edge", {"batch": batch, "fits": ran, "left": left - base})
+        if left > base + step.get("slack", 0):
+            raise RuntimeError(f"after {batch} prompts {left - base:,} bytes stayed allocated")
+        return ran
+
+    found = find_edge(fits, step["near"], step["most"])
+    return {
+        "users": found.most,
+        "tried": found.tried,
+        "capped": found.capped,
+        "peak": peaks.get(found.most),
+        "weights": base,
+    }
+
+
+def claim(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Hold memory as a second engine or a notebook would, until the parent ends us or the time is over.
+
+    step: bytes, seconds.
+    """
+    import time
+
+    held = torch.zeros(step["bytes"], dtype=torch.uint8, device=bench.device).fill_(1)
+    bench.meter.synchronize()
+    bench.report("claimed", {"bytes": int(held.nbytes)})
+    time.sleep(step["seconds"])
+    return {"bytes": int(held.nbytes)}
+
+
+STEPS: dict[str, Callable[[Bench, dict[str, Any]], Figures]] = {
+    "context": context,
+    "weights": weights,
+    "growth": growth,
+    "static": static,
+    "peak": peak,
+    "fragmentation": fragmentation,
+    "edge": edge,
+    "claim": claim,
+}
+
+
+def _strays(model: Any, named: dict[int, str], device: str) -> list[dict[str, Any]]:
+    """Tensors on the device that are not the model's and shaped like one of its parameters: loaded twice."""
+    own = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
+    shapes = {tuple(t.shape): name for name, t in model.named_parameters()}
+    found = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.device.type == device and tuple(item.shape) in shapes:
+            key = storage_key(item)
+            if key not in own and item.numel():
+                size = int(item.untyped_storage().nbytes())
+                found[key] = {"like": shapes[tuple(item.shape)], "dtype": str(item.dtype)[6:], "bytes": size}
+    return sorted(found.values(), key=lambda item: -int(item["bytes"]))[:8]

@@ -1,0 +1,127 @@
+"""The process that measures: `python -m membudget.probe.worker`, started by `membudget.probe.guard`.
+
+One JSON request comes in, stages go out as JSON lines with readings, {"result": ...} last.
+It ends itself when its parent is gone, offers itself to the kernel's OOM killer first, and
+sets its own ceiling before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from membudget.probe.readings import snap
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Answer one request; 0 when every step was tried."""
+    say = _Voice()
+    parent = os.getppid()
+    line = sys.stdin.readline()
+    _end_with(parent)
+    request = json.loads(line)
+    say.stage("start", {"pid": os.getpid()})
+    results = answer(request, say)
+    say.line({"result": {"steps": results}})
+    return 0
+
+
+def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
+    """Run the request's steps in order; what each found, by its name.
+
+    A step that fails leaves {"error": ...} and the next one is tried; what was found is also
+    in the stages, so that it survives a kill.
+    """
+    import torch
+
+    from membudget.probe.meter import meter
+    from membudget.probe.models import CannotBuild
+    from membudget.probe.steps import EARLY, STEPS, Bench, run_trace
+
+    _quiet(torch, request["device"])
+    found: dict[str, Any] = {}
+    bench: Bench | None = None
+    for step in sorted(request["steps"], key=lambda step: step["do"] not in EARLY):
+        name = step.get("name", step["do"])
+        say.stage(name, {"begins": True})
+        try:
+            if step["do"] in EARLY:
+                found[name] = run_trace(request, step)
+            else:
+                if bench is None:
+                    bench = Bench(request, meter(request["device"], request.get("ceiling")), say.stage)
+                found[name] = STEPS[step["do"]](bench, step)
+        except CannotBuild as error:
+            found[name] = {"unknown": str(error)}
+        except Exception as error:
+            import traceback
+
+            print(traceback.format_exc(), file=sys.stderr)
+            found[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        say.stage(name, {"found": found[name]}, read=True)
+    return found
+
+
+class _Voice:
+    """Our standard output, out of reach of libraries that print: theirs goes to stderr."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+        os.dup2(2, 1)
+
+    def line(self, said: dict[str, Any]) -> None:
+        self._out.write(json.dumps(said) + "\n")
+        self._out.flush()
+
+    def stage(self, name: str, more: dict[str, Any], read: bool = False) -> None:
+        """A report; with `read`, the machine's figures at this moment beside it."""
+        self.line({"stage": name, **more, **({"readings": snap(name).as_json()} if read else {})})
+
+
+def _quiet(torch: Any, device: str) -> None:
+    if device == "cpu":
+        torch.set_num_threads(1)  # tiny models: threads would wait for each other
+    with contextlib.suppress(ImportError):
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent ends, however it ends, and before anyone else when memory is short."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            _leave()
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        _leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave() -> None:
+    """End the whole process group where it is our own."""
+    with contextlib.suppress(OSError, AttributeError):
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
