@@ -55,6 +55,7 @@ def options(parser: Declares) -> None:
     add("--pp", "--pipeline-parallel-size", dest="pp", metavar="N", default="1", help="default: 1")
     add("--dcp", "--decode-context-parallel-size", dest="dcp", metavar="N", default="1", help="default: 1")
     add("--block-size", metavar="N", help="vLLM's option")
+    add("--prefix-caching", action="store_true", help="prefix caching on, where this version's default is off")
     add("--no-prefix-caching", action="store_true", help="prefix caching off")
     add("--speculative-tokens", metavar="N", default="0", help="draft tokens a step; default: 0")
     add("--draft-layers", metavar="N", default="0", help="attention layers of the drafter; default: 0")
@@ -75,7 +76,7 @@ def run(args: Arguments) -> Result:
     machine = None if args.machine is None else machines.get(args.machine, (args.machines,) if args.machines else ())
     memory, title = (None, "") if machine is None else (machine.cuda_total or machine.memory, machine.title)
     if args.available_kv:
-        available: int | None = size("--available-kv", args.available_kv)
+        available: int | None = _printed("--available-kv", args.available_kv)
     elif machine is not None:
         if tp * pp > 1:
             raise InputError("--machine: with --tp or --pp give --available-kv: membudget knows one device's rest only")
@@ -101,7 +102,7 @@ def run(args: Arguments) -> Result:
             pp=pp,
             dcp=dcp,
             block_size=None if args.block_size is None else count("--block-size", args.block_size, 2**20),
-            prefix_caching=False if args.no_prefix_caching else None,
+            prefix_caching=False if args.no_prefix_caching else True if args.prefix_caching else None,
             kv_cache_memory_bytes=fixed,
             num_gpu_blocks_override=None
             if args.num_gpu_blocks_override is None
@@ -146,6 +147,19 @@ def _left(args: Arguments, model: Model, form: Format, machine: Machine, batched
     if not found.predicted or found.predicted <= 0:
         raise InputError("--machine: nothing is left for the pool:\n" + "\n".join(found.lines()))
     return found
+
+
+def _printed(option: str, text: str) -> int:
+    """A size as a log prints it: 5.98GiB is no whole number of bytes, and is rounded down."""
+    import re
+
+    from membudget.units import BYTE_UNITS
+
+    found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})\s*([A-Za-z]+)", text.strip())
+    if found is None or found[3] not in BYTE_UNITS:
+        return size(option, text)
+    rounded = int(found[1] + found[2]) * BYTE_UNITS[found[3]] // 10 ** len(found[2])
+    return size(option, str(rounded))
 
 
 def _length(text: str) -> int:
