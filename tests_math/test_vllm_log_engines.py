@@ -143,6 +143,61 @@ def test_ranks_of_several_machines() -> None:
     assert [figure.rank for figure in found[0].all("available_kv")] == ["pid=300@10.0.0.7", "pid=300@10.0.0.8"]
 
 
+def test_a_log_that_starts_in_the_middle() -> None:
+    """Workers speak before their engine does: still one engine."""
+    lines = [at(f"(Worker_TP{rank} pid={40 + rank})", f"Available KV cache memory: 4{rank}.5 GiB") for rank in (1, 0)]
+    lines += [at("(EngineCore_DP0 pid=20)", "GPU KV cache size: 973,760 tokens")]
+    found = parse(lines)
+    assert [(log.value("available_kv"), log.value("kv_tokens")) for log in found] == [(40.5 * GIB, 973_760)]
+    both = [
+        at(f"(Worker_DP{rank}_TP0 pid={40 + rank})", f"Available KV cache memory: 4{rank}.5 GiB") for rank in (0, 1)
+    ]
+    both += [at(f"(EngineCore_DP{rank} pid={20 + rank})", f"GPU KV cache size: {rank}00 tokens") for rank in (1, 0)]
+    found = parse(both)
+    assert sorted((log.dp, log.value("available_kv")) for log in found) == [(0, 40.5 * GIB), (1, 41.5 * GIB)]
+
+
+def test_a_log_pasted_into_one_line() -> None:
+    """A forum post that lost its newlines: each record is still its own."""
+    lines = [
+        at("(Worker pid=224024)", "Available KV cache memory: -2.28 GiB").rstrip(),
+        "(EngineCore_DP0 pid=223840) ERROR 10-25 13:08:43 [core.py:708] EngineCore failed to start.",
+        "(EngineCore_DP0 pid=223840) ERROR 10-25 13:08:43 [core.py:708] ValueError: No available memory for the cache "
+        "blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+    ]
+    found = parse([" ".join(lines)])
+    assert len(found) == 1
+    assert verdict(found[0]).kind == "no_kv_memory"
+    assert found[0].value("available_kv") == -round(2.28 * GIB)
+
+
+def test_a_refusal_that_is_cut_is_still_that_refusal() -> None:
+    """The end of the line is missing: the kind and the figures before it are found."""
+    cut = "ValueError: To serve at least one request with the model's max seq len (262144), (12.4 GiB KV cache is needed"
+    found = parse([cut + ", which is larger than the available KV cache memory\n"])
+    assert verdict(found[0]).kind == "max_model_len"
+    assert found[0].value("needed_kv") == round(12.4 * GIB)
+    assert found[0].value("available_kv") is None
+
+
+def test_records_of_pythons_json_logger() -> None:
+    """A logging config that writes JSON: the message, its process and its name."""
+    import json
+
+    def record(name: str, pid: int, message: str) -> str:
+        return json.dumps({"levelname": "INFO", "processName": name, "process": pid, "message": message}) + "\n"
+
+    found = parse(
+        [
+            record("Worker_TP0", 40, "Available KV cache memory: 40.5 GiB"),
+            record("Worker_TP1", 41, "Available KV cache memory: 39.5 GiB"),
+            record("EngineCore", 20, "GPU KV cache size: 1,000 tokens"),
+        ]
+    )
+    assert [[f.rank for f in log.all("available_kv")] for log in found] == [["TP0", "TP1"]]
+    assert found[0].value("available_kv") == round(39.5 * GIB)
+
+
 def test_two_records_without_a_newline_between() -> None:
     """Processes that share a terminal write into each other's lines; both figures are found, with their ranks."""
     first = at("(Worker_TP0 pid=40)", "Available KV cache memory: 30.5 GiB").rstrip("\n")

@@ -50,6 +50,8 @@ def compare(log: EngineLog, model: Model | None, known: Mapping[str, Any] | None
     memory = _memory(log)
     if memory is None:
         return Compared(None, (), "the log does not print the memory of the pool")
+    if not any(log.get(name) for name in ("kv_tokens", "max_concurrency", "needed_kv", "num_blocks")):
+        return Compared(None, (), "the log has no figure of the pool to compare")
     request, drafts = _request(log, model, dict(known or {}))
     named = version_of(log) if known is None or "version" not in known else OLDEST
     if named is not None and named < OLDEST:
@@ -262,7 +264,7 @@ def options(log: EngineLog, compared: Compared) -> list[Option]:
         ]
     if request is not None and pool is not None:
         changes: list[tuple[str, dict[str, Any]]] = []
-        if request.kv_cache_dtype in ("auto", "bfloat16", "float16"):
+        if request.kv_cache_dtype in ("auto", "bfloat16", "float16") and request.platform == "cuda":
             changes.append(("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}))
         if pool.request_len >= 2:
             half = pool.request_len // 2

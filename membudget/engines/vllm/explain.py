@@ -153,7 +153,9 @@ def _who(log: EngineLog) -> str:
     for name, short in (("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP")):
         value = log.setting(name)
         parts += [f"{short} {value}"] if isinstance(value, int) and value > 1 else []
-    parts += [f"DP rank {log.dp}"] if log.dp is not None else []
+    # 0.10 to 0.13 call the only engine DP0
+    several = log.setting("data_parallel_size")
+    parts += [f"DP rank {log.dp}"] if log.dp or (isinstance(several, int) and several > 1) else []
     length = log.max_model_len
     parts += [f"{length:,} tokens a request"] if length else []
     return " · ".join(parts)
@@ -225,9 +227,14 @@ def _meaning(log: EngineLog, compared: Compared) -> list[str]:
     check = of.tokens(log)
     out = []
     if pool is not None and times is not None and pool.blocks_per_request:
+        blocks, value = pool.num_blocks, pool.max_concurrency
+        if any(check.name == "max_concurrency" and check.holds for check in compared.checks):
+            # the printed multiple is sharper than the printed GiB
+            value = float(times.value)
+            blocks = round(value * pool.blocks_per_request)
         out.append(
-            f"    {pool.num_blocks:,} blocks of {pool.bytes_per_block:,} B / {pool.blocks_per_request:,} a request"
-            f" = {pool.max_concurrency:.2f}x"
+            f"    {blocks:,} blocks of {pool.bytes_per_block:,} B / {pool.blocks_per_request:,} a request "
+            f"= {value:.2f}x"
         )
     if check is not None and check.holds is None:
         out.append(f"    tokens are not concurrency x length here: {check.text}")

@@ -179,8 +179,8 @@ no_memory | 0.6.6..0.33.0 | v1/core/kv_cache_utils.py | !no_kv_memory | No avail
     No available memory for the cache blocks
 serve_one | 0.8.5..0.33.0 | v1/core/kv_cache_utils.py | !max_model_len | KV cache is needed, which is larger
     (?:[Tt]he models?'s )?max seq len \({max_model_len:tokens}\), \(?{needed_kv:gib} GiB KV cache is needed, which
-    is larger than the available KV cache memory \({available_kv:gib} GiB\)(?:.{0,200}?estimated maximum model length is
-    {estimated_max_model_len:tokens}(?=\.))?
+    is larger than the available KV cache memory(?: \({available_kv:gib} GiB\)(?:.{0,200}?estimated maximum model
+    length is {estimated_max_model_len:tokens}(?=\.))?)?
 len_v0 | 0.6.6..0.10.2 | worker/worker.py | !max_model_len | tokens that can be stored in KV cache
     (?:[Tt]he models?'s )?max seq len \({max_model_len:tokens}\) is larger than the maximum number of tokens that
     can be stored in KV cache \({kv_tokens:tokens}\)

@@ -162,7 +162,7 @@ class Router:
             self._forget(engine)
         preamble = self._nearest(who, "server")
         if preamble is None:
-            engine = self._unclaimed(who) or self._new(who, line)
+            engine = self._unclaimed(who) or self._of_workers(who, event) or self._new(who, line)
         elif "init" not in preamble.events and not self._claimed(preamble):
             engine = preamble
         else:
@@ -175,9 +175,19 @@ class Router:
         key = (who.source, "worker", who.pid or 0)
         engine = self._by_pid.get(key)
         if engine is None or engine not in self._engines:
-            engine = self._nearest(who, "engine") or self._current.get(who.source) or self._new(who, line)
+            before = self._current.get(who.source)
+            fits = before is not None and (who.dp is None or before.dp in (None, who.dp))
+            engine = self._nearest(who, "engine") or self._nearest(who, "worker") or (before if fits else None)
+            engine = engine or self._new(who, line)
+            if engine.dp is None:
+                engine.dp = who.dp
             self._by_pid[key] = engine
         return engine
+
+    def _of_workers(self, who: Speaker, event: str) -> EngineLog | None:
+        """The engine whose workers spoke before it did, in a log that starts in the middle."""
+        found = None if event == "init" else self._nearest(who, "worker")
+        return found if found is not None and not self._claimed(found) else None
 
     def _nearest(self, who: Speaker, role: str) -> EngineLog | None:
         """The process of that role that may be the parent: children get the larger pid, mostly."""
@@ -190,7 +200,7 @@ class Router:
         ]
         if not found:
             return None
-        if not who.remote and (older := [entry for entry in found if entry[0] < (who.pid or 0)]):
+        if role != "worker" and not who.remote and (older := [entry for entry in found if entry[0] < (who.pid or 0)]):
             return max(older, key=lambda entry: entry[0])[1]
         return max(found, key=lambda entry: entry[1].first_line)[1]
 
