@@ -82,6 +82,8 @@ def test_published_checkpoint(name: str, model: Get) -> None:
     if "total_size" in entry and name == "DeepSeek-V3-AWQ":
         # without the MTP layer, and with the router's 58 x 256 correction biases in 16 bits
         assert form.weigh(known).total + 58 * 256 * 2 == entry["total_size"]
+    elif "with_buffers" in entry:
+        assert form.weigh(known, total="checkpoint").total == entry["with_buffers"]
     elif "mtp" in entry:
         assert form.weigh(known, total="checkpoint").total + entry["mtp"] == entry["total_size"]
         layer = [tensor for tensor in known.tensors if tensor.name.startswith("model.layers.5.")]

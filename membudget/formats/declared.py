@@ -105,7 +105,7 @@ def _fp8(raw: Quantization, dtype: str) -> Format:
     if block is not None:
         if not isinstance(block, list) or len(block) != 2 or not all(type(item) is int and item > 0 for item in block):
             raise raw.error("weight_block_size", f"is {block!r}"[:80], "two whole numbers, for example [128, 128]")
-        if raw.model_type.startswith("deepseek_v4"):
+        if raw.model_type.startswith(("deepseek_v4", "deepseek_ref")):
             return _deepseek_v4(raw, dtype, block[0], block[1])
         # DeepSeek's files have fp32 scales and Qwen's bf16 ones; their configs do not say so
         scale = "BF16" if raw.model_type.startswith("qwen") else "F32"

@@ -40,6 +40,7 @@ _OUTSIDE = {
     "token_type_embeddings": "token_types",
     "word_embeddings_layernorm": "token_embd_norm",
     "lm_head": "output",
+    "output_layer": "output",
     "embed_out": "output",
     "output": "output",
     "norm": "output_norm",
@@ -52,6 +53,9 @@ _OUTSIDE = {
     "per_layer_model_projection": "per_layer_model_proj",
     "per_layer_projection_norm": "per_layer_proj_norm",
 }
+
+#: Buffers that old checkpoints store and the converter leaves out.
+_DROPPED = (".inv_freq", ".attn.bias", ".masked_bias", ".attention.bias")
 
 _MLP = ("gate", "up", "down")
 #: Tensors of a layer, by what follows the layer's number.
@@ -121,6 +125,14 @@ _INSIDE = {
     "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
     "mixer.fc1_latent_proj": "ffn_latent_down",
     "mixer.fc2_latent_proj": "ffn_latent_up",
+    # Qwen 1
+    "mlp.w1": "ffn_up",
+    "mlp.w2": "ffn_gate",
+    # Step 3.7
+    "moe.gate": "ffn_gate_inp",
+    **{f"moe.{part}_proj": f"ffn_{part}_exps" for part in _MLP},
+    **{f"share_expert.{part}_proj": f"ffn_{part}_shexp" for part in _MLP},
+    "moe.router_bias": "exp_probs_b.bias",
     # DBRX
     "norm_attn_norm.attn.Wqkv": "attn_qkv",
     "norm_attn_norm.attn.out_proj": "attn_output",
@@ -184,7 +196,7 @@ def named(tensor: Tensor, model: Model) -> list[Named]:
     own (``mmproj``) under the names they have.
     """
     bucket = tensor.role.partition(".")[0]
-    if bucket == "mtp":
+    if bucket == "mtp" or tensor.name.endswith(_DROPPED):
         return []
     if bucket in ("vision", "audio"):
         return [Named("mmproj:" + name, shape) for name, shape in tensor.expand()]

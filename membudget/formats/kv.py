@@ -82,8 +82,12 @@ class KvDtype(NamedTuple):
         if spec.latent:
             size += self._latent(spec)
         if spec.index:
-            size += spec.index * self.indexer // 128 if self.indexer else self._row(spec.index, spec)
+            size += self._index(spec)
         return size
+
+    def entry_bytes(self, spec: CacheSpec) -> int:
+        """Bytes of one compressed entry of this layer, which stands for `spec.rate` tokens."""
+        return self._row(spec.entry, spec) if spec.entry else 0
 
     def bytes_for(self, spec: CacheSpec, tokens: int) -> int:
         """Bytes that one layer keeps for one sequence of `tokens` tokens, scales and states included.
@@ -93,6 +97,8 @@ class KvDtype(NamedTuple):
         if spec.kind in ("shared", "none", "cross"):
             return 0
         size = self.token_bytes(spec) * spec.tokens(tokens) if spec.per_token else 0
+        if spec.entry:
+            size += self.entry_bytes(spec) * (tokens // spec.rate)
         return size + sum(self.state_bytes(state) for state in spec.states)
 
     def of(self, model: Model) -> KvBytes:
@@ -126,6 +132,11 @@ class KvDtype(NamedTuple):
     def state_bytes(self, state: State) -> int:
         """Bytes of a state of fixed size."""
         return state.elements * (4 if state.fp32 else self.state)
+
+    def _index(self, spec: CacheSpec) -> int:
+        if self.indexer:
+            return spec.index * self.indexer // 128
+        return spec.index * 4 if spec.index_fp32 else self._row(spec.index, spec)
 
     def _latent(self, spec: CacheSpec) -> int:
         width = spec.latent + spec.rope
