@@ -27,7 +27,9 @@ from tests_math.random_configs import draw  # noqa: E402
 
 def digest(tensors: dict[str, tuple[int, ...]]) -> str:
     """Of all names and shapes, in order."""
-    return hashlib.sha256(json.dumps(sorted((name, list(shape)) for name, shape in tensors.items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(sorted((name, list(shape)) for name, shape in tensors.items())).encode()
+    ).hexdigest()[:16]
 
 
 def one(model_type: str, draws: int, seed: str) -> dict[str, Any]:
@@ -76,9 +78,11 @@ def main() -> None:
     for model_type in args.types or ref.causal_types():
         types[model_type] = one(model_type, args.draws, args.seed)
         gc.collect()
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found, sort_keys=True)}" for name, found in sorted(types.items()))
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(found, sort_keys=True)}" for name, found in sorted(types.items())
+    )
     head = {"transformers": transformers.__version__, "torch": torch.__version__, "by": "scripts/census.py"}
-    pathlib.Path(args.out).write_text(f"{json.dumps(head)[:-1]},\n\"types\": {{\n{lines}\n}}}}\n")
+    pathlib.Path(args.out).write_text(f'{json.dumps(head)[:-1]},\n"types": {{\n{lines}\n}}}}\n')
 
 
 if __name__ == "__main__":

@@ -323,7 +323,10 @@ SPECIAL: dict[str, Special] = {
     "falcon_mamba": _mamba1,
     "mamba2": _mamba2,
     "jamba": lambda d, out: dict(
-        mamba_dt_rank=d.some("auto", 9), attn_layer_period=d.some(2, 3), attn_layer_offset=1, expert_layer_period=2,
+        mamba_dt_rank=d.some("auto", 9),
+        attn_layer_period=d.some(2, 3),
+        attn_layer_offset=1,
+        expert_layer_period=2,
         expert_layer_offset=d.some(0, 1),
     ),
     "bamba": lambda d, out: {**_mamba_heads(d, out), "attn_layer_indices": d.some(None, [1], [0, 2])},
@@ -345,17 +348,23 @@ SPECIAL: dict[str, Special] = {
     "gemma4_unified": _gemma4,
     "gemma4_unified_text": _gemma4,
     "recurrent_gemma": lambda d, out: dict(
-        lru_width=d.heads * d.some(8, 16), head_dim=DROP, intermediate_size=2 * d.width,
+        lru_width=d.heads * d.some(8, 16),
+        head_dim=DROP,
+        intermediate_size=2 * d.width,
     ),
     "rwkv": lambda d, out: dict(attention_hidden_size=d.hidden),
-    "xlstm": lambda d, out: dict(embedding_dim=DROP, num_blocks=DROP, num_heads=4, hidden_size=32 * d.rng.randint(2, 6)),
+    "xlstm": lambda d, out: dict(
+        embedding_dim=DROP, num_blocks=DROP, num_heads=4, hidden_size=32 * d.rng.randint(2, 6)
+    ),
     "dory": _dory,
     "dbrx": _dbrx,
     "falcon": lambda d, out: dict(num_kv_heads=d.kv, num_ln_in_parallel_attn=d.some(None, 1, 2)),
     "opt": lambda d, out: dict(word_embed_proj_dim=d.some(d.hidden, d.hidden // 2)),
     "gpt_bigcode": lambda d, out: dict(num_key_value_heads=DROP),
     "cpmant": lambda d, out: dict(dim_head=d.head_dim),
-    "jetmoe": lambda d, out: dict(kv_channels=d.some(16, 24), num_key_value_heads=d.kv, num_attention_heads=2 * d.kv, head_dim=DROP),
+    "jetmoe": lambda d, out: dict(
+        kv_channels=d.some(16, 24), num_key_value_heads=d.kv, num_attention_heads=2 * d.kv, head_dim=DROP
+    ),
     "gptj": lambda d, out: dict(rotary_dim=8),
     "codegen": lambda d, out: dict(rotary_dim=8, n_head=d.some(4, 8), n_embd=8 * d.some(24, 32, 48)),
     "gpt_neo": lambda d, out: dict(
@@ -386,8 +395,12 @@ SPECIAL: dict[str, Special] = {
     "electra": lambda d, out: dict(embedding_size=d.some(d.hidden, 32, 48)),
     "rembert": lambda d, out: dict(input_embedding_size=d.some(32, 48), output_embedding_size=d.some(40, 56)),
     "roc_bert": lambda d, out: dict(
-        pronunciation_embed_dim=24, shape_embed_dim=32, pronunciation_vocab_size=50, shape_vocab_size=60,
-        enable_pronunciation=d.coin(), enable_shape=True,
+        pronunciation_embed_dim=24,
+        shape_embed_dim=32,
+        pronunciation_vocab_size=50,
+        shape_vocab_size=60,
+        enable_pronunciation=d.coin(),
+        enable_shape=True,
     ),
     "roformer": lambda d, out: dict(embedding_size=d.some(d.hidden, 32)),
     "marian": lambda d, out: dict(decoder_vocab_size=d.vocab, pad_token_id=0),
