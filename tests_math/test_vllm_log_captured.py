@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from membudget.engines.vllm.compare import compare
 from membudget.engines.vllm.log import parse, parse_file, parse_stream
 from membudget.engines.vllm.record import EngineLog
 from membudget.engines.vllm.verdict import checks, differences, verdict
+from membudget.model import build
 
 pytestmark = pytest.mark.math
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 EXPECTED: dict[str, Any] = json.loads((LOGS / "cpu" / "expected.json").read_text(encoding="utf-8"))["logs"]
+ODD: dict[str, Any] = json.loads((LOGS / "odd" / "expected.json").read_text(encoding="utf-8"))
 SIZING = sorted((LOGS / "sizing").glob("*.log"))
 
 #: How each start ended; those not here started.
@@ -116,6 +119,32 @@ def test_older_versions_print_what_their_code_returned(path: Path) -> None:
     assert times is not None
     if "conc" in returned:
         assert abs(float(times.value) - returned["conc"]) <= times.half + 1e-9
+
+
+@pytest.mark.parametrize("name", ODD["logs"])
+def test_odd_flags(name: str) -> None:
+    """Starts with flags nobody tuned for: each engine's figures, and all of them equal to the arithmetic."""
+    found = parse_file(str(LOGS / "odd" / f"{name}.log"))
+    assert len(found) == len(ODD["logs"][name])
+    for log, wanted in zip(found, ODD["logs"][name], strict=True):
+        assert (log.model, log.max_model_len) == (wanted["model"], wanted["max_model_len"])
+        compared = compare(log, build(ODD["configs"][wanted["model"]], wanted["model"]))
+        assert compared.checks
+        assert [check for check in compared.checks if not check.holds] == []
+        if "refused" in wanted:
+            assert verdict(log).kind == wanted["refused"]
+            assert log.value("estimated_max_model_len") == wanted["estimated_max_model_len"]
+            continue
+        assert verdict(log).status == "started"
+        assert log.value("kv_tokens") == wanted["tokens"]
+        times = log.get("max_concurrency")
+        assert times is not None
+        assert abs(float(times.value) - wanted["concurrency"]) <= times.half + 1e-9
+        assert compared.pool is not None
+        assert compared.pool.block_size == wanted["block_size"]
+        assert compared.pool.num_blocks == pytest.approx(wanted["num_blocks"], rel=0.01)
+        if log.setting("kv_cache_memory_bytes"):
+            assert compared.pool.num_blocks == wanted["num_blocks"]
 
 
 def test_line_numbers_and_raw_lines_are_those_of_the_file() -> None:

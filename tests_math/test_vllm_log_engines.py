@@ -173,7 +173,9 @@ def test_a_log_pasted_into_one_line() -> None:
 
 def test_a_refusal_that_is_cut_is_still_that_refusal() -> None:
     """The end of the line is missing: the kind and the figures before it are found."""
-    cut = "ValueError: To serve at least one request with the model's max seq len (262144), (12.4 GiB KV cache is needed"
+    cut = (
+        "ValueError: To serve at least one request with the model's max seq len (262144), (12.4 GiB KV cache is needed"
+    )
     found = parse([cut + ", which is larger than the available KV cache memory\n"])
     assert verdict(found[0]).kind == "max_model_len"
     assert found[0].value("needed_kv") == round(12.4 * GIB)

@@ -47,7 +47,7 @@ def compare(log: EngineLog, model: Model | None, known: Mapping[str, Any] | None
     """
     if model is None:
         return Compared(None, (), "the model is not known here, so only the log's own figures are compared")
-    memory = _memory(log)
+    memory = log.memory
     if memory is None:
         return Compared(None, (), "the log does not print the memory of the pool")
     if not any(log.get(name) for name in ("kv_tokens", "max_concurrency", "needed_kv", "num_blocks")):
@@ -155,15 +155,6 @@ def _request(log: EngineLog, model: Model, known: dict[str, Any]) -> tuple[PoolR
     return PoolRequest(model=model, **fields), drafts
 
 
-def _memory(log: EngineLog) -> Figure | None:
-    """The bytes of the pool: set by hand, or what the smallest rank has left."""
-    explicit = log.setting("kv_cache_memory_bytes")
-    if isinstance(explicit, int) and not isinstance(explicit, bool) and explicit > 0:
-        line = log.settings["kv_cache_memory_bytes"].line
-        return Figure("available_kv", explicit, "B", 0, f"{explicit:,} B", line, "", "", "args")
-    return log.get("reserved_kv") or log.get("available_kv")
-
-
 def _one(log: EngineLog, request: PoolRequest, memory: Figure, drafts: bool) -> Compared:
     low, middle, high = (memory.number - int(memory.half), memory.number, memory.number + int(memory.half))
     try:
@@ -254,7 +245,7 @@ def options(log: EngineLog, compared: Compared) -> list[Option]:
     With the model known each is asked of the arithmetic; without it only those that give
     the pool more bytes, in proportion.
     """
-    memory, request, pool = _memory(log), compared.request, compared.pool
+    memory, request, pool = log.memory, compared.request, compared.pool
     if memory is None or memory.number <= 0 or log.get("override_blocks") is not None:
         return []
     found: list[Option] = []

@@ -187,6 +187,15 @@ class EngineLog:
         return figure
 
     @property
+    def memory(self) -> Figure | None:
+        """The bytes of the pool: set by an argument (exact), as reserved, else what the smallest rank has left."""
+        explicit = self.setting("kv_cache_memory_bytes")
+        if isinstance(explicit, int) and not isinstance(explicit, bool) and explicit > 0:
+            line = self.settings["kv_cache_memory_bytes"].line
+            return Figure("available_kv", explicit, "B", 0, f"{explicit:,} B", line, "", "", "args")
+        return self.get("reserved_kv") or self.get("available_kv")
+
+    @property
     def blocks(self) -> Figure | None:
         """Blocks of the pool: the override where there is one, else as printed."""
         return self.get("override_blocks") or self.get("num_blocks")

@@ -279,7 +279,7 @@ def bytes_per_token(log: EngineLog) -> tuple[float, float] | None:
 
     It is the growth of a sequence only for models whose layers are all alike.
     """
-    have, size = log.get("reserved_kv") or log.get("available_kv"), log.get("kv_tokens")
+    have, size = log.memory, log.get("kv_tokens")
     if have is None or size is None or size.number <= 0 or have.number <= 0 or "override_blocks" in log.figures:
         return None
     block = log.value("block_size") or log.setting("block_size")
