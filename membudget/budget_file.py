@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
 from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine
+from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.fields import Reader
 from membudget.formats import Format, kv
-from membudget.formats.kv import KvDtype
 from membudget.locate import locate
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
@@ -56,13 +56,15 @@ class BudgetFile(NamedTuple):
 class Found(NamedTuple):
     """A model that was looked up.
 
-    declared: the format that its config declares, or why that is unknown.
-    kv: what the KV cache dtype ``auto`` means for it, or why that is unknown.
+    declared: the format that its config declares or its weight files have, or why that is unknown.
+    kv: why the KV cache dtype ``auto`` is unknown for it, or "".
+    hf_quant_config: what lies beside its config.json, where something does.
     """
 
     model: Model
     declared: Format | str
-    kv: KvDtype | str
+    kv: str
+    hf_quant_config: dict[str, Any] | None
 
 
 class NoBudgets(ValueError):
@@ -116,10 +118,15 @@ class Sources:
         if located.config is None:
             raise ConfigError(f"{name}: only weights lie there, no config.json that says what they make up")
         model = build(located.config, name)
-        declared: Format | str = "the weights' own types are not read here, name their format"
-        if located.kind not in ("gguf", "safetensors"):
-            declared = _or_why(lambda: formats.of_config(model.config, located.hf_quant_config))
-        return Found(model, declared, _or_why(lambda: kv.auto(model.config, located.hf_quant_config)))
+        beside = located.hf_quant_config
+        checkpoint = checkpoint_of(located)
+        declared: Format | str = (
+            _or_why(lambda: formats.of_config(model.config, beside))
+            if checkpoint is None
+            else AsStored(checkpoint, model)
+        )
+        known = _or_why(lambda: kv.auto(model.config, beside))
+        return Found(model, declared, known if isinstance(known, str) else "", beside)
 
     def _in_models_folder(self, name: str) -> str | None:
         if not self.models_folder:
@@ -210,7 +217,7 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
         if "format" not in values and isinstance(found.declared, str):
             text = f"it is missing, and the model does not say: {found.declared}; allowed: {', '.join(formats.names())}"
             reader.refuse(where["model"], "format", text)
-        if "auto" in (dtypes or ["auto"]) and isinstance(found.kv, str):
+        if "auto" in (dtypes or ["auto"]) and found.kv:
             reader.refuse(where.get("kv_cache_dtype", where["model"]), "kv_cache_dtype", f"auto is unknown: {found.kv}")
     if reader.problems:
         return []
@@ -231,7 +238,8 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
     vary = [field for field in VARYING if len(axes[field]) > 1]
     common = _common(values, engine, reader.file, where)
     budgets: dict[str, Budget] = {}
-    for (model, declared, own_kv), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
+    for (model, declared, _, beside), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
+        form = kind or declared
         named = {
             "model": model.name.rstrip("/").rpartition("/")[2],
             "format": kind.name if kind else "",
@@ -241,8 +249,8 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "machine": machine.name,
         }
         name = _unique("-".join([stem, *(_plain(named[field]) for field in vary)]), budgets)
-        kv_dtype = own_kv.name if dtype == "auto" else dtype
-        budgets[name] = Budget(name, model, kind or declared, kv_dtype, ctx, users, machine, **common)
+        kv_dtype = kv.auto(model.config, beside, form).name if dtype == "auto" else dtype
+        budgets[name] = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
     return list(budgets.values())
 
 

@@ -1,14 +1,19 @@
 # ruff: noqa: E501  (a table of errors, one a line)
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from membudget.budget import DEFAULT_OVERHEAD, Budget
 from membudget.budget_file import BudgetFile, NoBudgets, Sources, load, load_file, parse
+from membudget.ledger import predict
+from membudget.model import build
 from membudget.yaml_strict import MAX_BYTES
 from membudget.yaml_strict import parse as parse_yaml
 
@@ -328,3 +333,19 @@ def test_two_hundred_budgets_are_read_at_once(tmp_path: Path) -> None:
     for number in range(200):
         (tmp_path / f"{number}.yaml").write_text(GOOD)
     assert len({id(file.budgets[0].model) for file in load([tmp_path])}) == 1
+
+
+def test_weight_files_give_their_own_bytes(tmp_path: Path) -> None:
+    """A budget on a folder with weights needs no format: the headers' bytes are the weights."""
+    shape = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32, "tie_word_embeddings": True}
+    config = {**shape, **heads, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {
+        name: np.zeros(extent, np.float16) for tensor in build(config, "tiny").tensors for name, extent in tensor.expand()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    text = "model: ./\nctx: 128\nusers: 1\nmachine: rtx-4090\n"
+    budgets, problems = parse(text.encode(), "budget.yaml", "budget", str(tmp_path), Sources())
+    assert not problems
+    assert predict(budgets[0]).weights == sum(tensor.nbytes for tensor in tensors.values())

@@ -111,7 +111,7 @@ def build_model(args: Arguments, found: Located) -> Model:
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
     """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
     if name is None and found.kind in ("path", "gguf", "safetensors"):
-        from membudget.commands.stored import AsStored, checkpoint_of
+        from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 
         checkpoint = checkpoint_of(found)
         if checkpoint is not None:
@@ -129,12 +129,10 @@ def named_format(name: str | None, model: Model) -> Format:
     return formats.of_config(model.config) if name is None else formats.get(name)
 
 
-def choose_cache(name: str, form: Format, model: Model) -> str:
-    """The KV cache dtype by its own name; ``auto`` is the dtype that the model runs in, as vLLM has it."""
+def choose_cache(name: str, form: Format, model: Model, found: Located | None = None) -> str:
+    """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in."""
     from membudget.formats import kv
 
     if name.strip().lower() != "auto":
         return kv.get(name).name
-    if form.name in ("fp32", "fp16"):
-        return form.name
-    return "fp16" if model.config.dtype in ("float16", "half") else "bf16"
+    return kv.auto(model.config, found.hf_quant_config if found else None, form).name

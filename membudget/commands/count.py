@@ -53,7 +53,7 @@ def run(args: Arguments) -> Result:
 
 def _checkpoint(args: Arguments, found: Located) -> Checkpoint | None:
     if found.kind in ("path", "gguf", "safetensors"):
-        from membudget.commands.stored import checkpoint_of
+        from membudget.checkpoint.stored_format import checkpoint_of
 
         return checkpoint_of(found)
     if not args.headers:

@@ -58,9 +58,9 @@ def run(args: Arguments) -> Result:
     if (args.model is None) == (args.params is None):
         raise InputError("give a MODEL or --params, and not both; see `membudget fleet --help`")
     if args.params is None:
-        model, _ = find_model(args)
+        model, found = find_model(args)
         form = named_format(args.format, model)
-        dtype = choose_cache(args.kv_cache_dtype, form, model)
+        dtype = choose_cache(args.kv_cache_dtype, form, model, found)
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
         )

@@ -54,7 +54,7 @@ def run(args: Arguments) -> Result:
         raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
     model, found = find_model(args)
     form = named_format(args.format, model)
-    dtype = choose_cache(args.kv_cache_dtype, form, model)
+    dtype = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
     ledger = predict(Budget("init", model, form, dtype, ctx, users, machine))
     path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(machine.name)}.yaml")

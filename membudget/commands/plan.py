@@ -60,7 +60,7 @@ def run(args: Arguments) -> Result:
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
-    cache = choose_cache(args.kv_cache_dtype, form, model)
+    cache = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = _context(ctx, model, notes)
     budgets = [
         Budget(

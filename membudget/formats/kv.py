@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from membudget.formats.base import Format
     from membudget.model import Model
     from membudget.model.caches import CacheShape, CacheSpec, State
     from membudget.model.config import Config
@@ -27,21 +28,24 @@ class KvBytes(NamedTuple):
     """All layers' caches in one dtype, in bytes.
 
     grows: ((bytes a token, window or 0 for no bound), ...).  fixed: bytes of states, whatever the length.
+    entries: ((bytes an entry, tokens it stands for), ...), of layers that compress tokens.
     """
 
     grows: tuple[tuple[int, int], ...]
     fixed: int
+    entries: tuple[tuple[int, int], ...] = ()
 
     def bytes(self, tokens: int) -> int:
         """Bytes that one sequence of `tokens` tokens keeps."""
         total = self.fixed
         for size, window in self.grows:
             total += size * (min(tokens, window) if window else tokens)
-        return total
+        return total + sum(size * (tokens // rate) for size, rate in self.entries)
 
     def per_token(self, length: int = 1) -> int:
-        """Bytes that token number `length` adds: fewer once windows are full."""
-        return sum(size for size, window in self.grows if not window or length <= window)
+        """Bytes that token number `length` adds: fewer once windows are full; entries on average."""
+        grown = sum(size for size, window in self.grows if not window or length <= window)
+        return grown + sum(-(-size // rate) for size, rate in self.entries)
 
 
 class KvDtype(NamedTuple):
@@ -113,14 +117,19 @@ class KvDtype(NamedTuple):
     def sum(self, specs: Iterable[CacheSpec]) -> KvBytes:
         """These layers, grouped by window."""
         grows: dict[int, int] = {}
+        entries: dict[int, int] = {}
         fixed = 0
         for spec in specs:
             if spec.kind in ("shared", "none", "cross"):
                 continue
             if spec.per_token:
                 grows[spec.window] = grows.get(spec.window, 0) + self.token_bytes(spec)
+            if spec.entry:
+                entries[spec.rate] = entries.get(spec.rate, 0) + self.entry_bytes(spec)
             fixed += sum(self.state_bytes(state) for state in spec.states)
-        return KvBytes(tuple((size, window) for window, size in sorted(grows.items())), fixed)
+        ordered = (tuple((size, bound) for bound, size in sorted(by.items())) for by in (grows, entries))
+        grown, compressed = ordered
+        return KvBytes(grown, fixed, compressed)
 
     def bytes(self, shape: CacheShape, tokens: int) -> int:
         """Bytes of all layers of one sequence, for dtypes whose bytes depend on the elements alone."""
@@ -236,10 +245,11 @@ def get(
     return found._replace(indexer=_VLLM_INDEX) if engine == "vllm" else found
 
 
-def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> KvDtype:
+def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None, form: Format | None = None) -> KvDtype:
     """What ``auto`` means for this checkpoint: its declared KV scheme, else the dtype it is served in.
 
-    A checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
+    form: the weight format it is served in; where that is a dense dtype the model runs in it.
+    Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
     from membudget.formats.quantization import declaration
 
@@ -248,6 +258,8 @@ def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Kv
         scheme = declared.raw.get("kv_cache_scheme") or declared.raw.get("kv_cache_quant_algo")
         if scheme is not None and scheme != "NONE":
             return _declared(scheme, declared.source)
+    if form is not None and form.name in ("bf16", "fp16", "fp32"):
+        return _BY_NAME[form.name]
     return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
 
 
