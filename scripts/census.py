@@ -65,6 +65,7 @@ def one(model_type: str, draws: int, seed: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Take the census and write it."""
     import torch
     import transformers
 

@@ -60,6 +60,7 @@ def _plain(value: Any) -> bool:
 
 
 def main() -> None:
+    """Write one file a model_type."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (

@@ -113,9 +113,10 @@ def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownMod
 
     near = closest(config)
     hint = (
-        f"By its keys it is closest to {near}: --as {near} tries that recipe at your word, and marks the result unproven. "
+        f"By its keys it is closest to {near}: --as {near} tries that recipe at your word "
+        "and marks the result unproven. "
         if near
-        else "No known family has keys like it; --as llama tries a recipe at your word, and marks the result unproven. "
+        else "No known family has keys like it; --as llama tries a recipe at your word and marks the result unproven. "
     )
     return UnknownModelType(
         f"{config.source}: model_type {model_type!r} has no recipe, so nothing is counted. {hint}"

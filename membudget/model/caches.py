@@ -36,6 +36,9 @@ class CacheSpec(NamedTuple):
     window: tokens kept, for sliding and chunked.
     latent, rope, index: MLA's kv_lora_rank, qk_rope_head_dim and the indexer's head_dim.
     states: what does not grow with the sequence.
+    index_fp32: the indexer's keys are kept in fp32.
+    entry, rate: beside the window, `rate` tokens are compressed to one entry of `entry`
+        elements (DeepSeek-V4).  overlap: an entry also sees the `rate` tokens before its own.
     """
 
     layer: int
@@ -48,6 +51,10 @@ class CacheSpec(NamedTuple):
     rope: int = 0
     index: int = 0
     states: tuple[State, ...] = ()
+    index_fp32: bool = False
+    entry: int = 0
+    rate: int = 0
+    overlap: bool = False
 
     @property
     def per_token(self) -> int:
@@ -64,36 +71,46 @@ class CacheShape(NamedTuple):
 
     grows: ((elements a token, window or 0 for no bound), ...), one entry a window.
     states: elements of fixed size in the cache's dtype; states_fp32: in fp32.
+    entries: ((elements an entry, tokens it stands for), ...), of layers that compress tokens.
     """
 
     grows: tuple[tuple[int, int], ...]
     states: int
     states_fp32: int
+    entries: tuple[tuple[int, int], ...] = ()
 
     def elements(self, length: int) -> int:
         """Elements in the cache's dtype that one sequence of `length` tokens keeps."""
         total = self.states
         for per_token, window in self.grows:
             total += per_token * (min(length, window) if window else length)
-        return total
+        return total + sum(size * (length // rate) for size, rate in self.entries)
 
     def per_token(self, length: int = 1) -> int:
-        """Elements that token number `length` adds: fewer once windows are full."""
-        return sum(size for size, window in self.grows if not window or length <= window)
+        """Elements that token number `length` adds: fewer once windows are full; entries on average."""
+        grown = sum(size for size, window in self.grows if not window or length <= window)
+        return grown + sum(-(-size // rate) for size, rate in self.entries)
 
 
 def summarize(specs: Iterable[CacheSpec]) -> CacheShape:
     """Group layers by window, so that a plan costs the same for 8 layers and for 80."""
     grows: dict[int, int] = {}
+    entries: dict[int, int] = {}
     states = states_fp32 = 0
     for spec in specs:
         if spec.kind in ("shared", "none", "cross"):
             continue
         if spec.per_token:
             grows[spec.window] = grows.get(spec.window, 0) + spec.per_token
+        if spec.entry:
+            entries[spec.rate] = entries.get(spec.rate, 0) + spec.entry
         for state in spec.states:
             if state.fp32:
                 states_fp32 += state.elements
             else:
                 states += state.elements
-    return CacheShape(tuple((size, window) for window, size in sorted(grows.items())), states, states_fp32)
+    return CacheShape(_sorted(grows), states, states_fp32, _sorted(entries))
+
+
+def _sorted(sizes: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple((size, bound) for bound, size in sorted(sizes.items()))

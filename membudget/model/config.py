@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
 from membudget.quick_json import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
 
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -58,7 +57,8 @@ class Config:
         self.source = source
         self.raw = raw
         self.text, self.wrapper = _find_text(raw, source)
-        self.model_type: str = self.text.get("model_type") or raw.get("model_type")
+        model_type: Any = self.text.get("model_type") or raw.get("model_type")
+        self.model_type: str = model_type
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
         self._memo: dict[Any, Any] = {}

@@ -11,8 +11,8 @@ __all__ = ["MODULES", "Family", "all_families", "find"]
 
 #: The modules that declare families.
 MODULES = (
-    "dense", "encdec", "encoders", "experts", "inkling", "legacy", "linear", "loops", "mixtures", "mla", "per_layer", "recurrent",
-    "remote", "state_space", "streams",
+    "dense", "encdec", "encoders", "experts", "inkling", "legacy", "linear", "loops", "mixtures", "mla", "per_layer",
+    "recurrent", "remote", "state_space", "streams",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Decoders that cross-attend, loop or mix in a way of their own: Llama 3.2 Vision's text, ModernBERT, HRM, Dory, Doge."""
+"""Decoders that cross-attend, loop or mix their own way: Llama 3.2 Vision's text, ModernBERT, HRM, Dory, Doge."""
 
 from __future__ import annotations
 

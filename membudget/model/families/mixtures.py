@@ -257,7 +257,8 @@ register(
 
 def _step(config: Config) -> dict[str, object]:
     """Per-layer lists without their trailing MTP entries; sliding layers may have other heads."""
-    count, found = config.layers, {}
+    count = config.layers
+    found: dict[str, object] = {}
     for key in ("layer_types", "mlp_layer_types"):
         listed = config.get(key)
         if isinstance(listed, list) and len(listed) == count + config.size("num_nextn_predict_layers"):

@@ -170,12 +170,14 @@ def _v4_routing(layer: Layer) -> Iterator[Tensor]:
 
 
 def _v4_cache(layer: Layer) -> CacheSpec:
-    """The sliding window is kept at full width; a compressed layer keeps one entry every `rate` tokens."""
+    """A window of keys (also the values, in compressed layers), and one entry every `rate` tokens."""
     c = layer.config
     d, window = c.integer("head_dim"), c.integer("sliding_window")
     if layer.kind == "sliding_attention":
         return CacheSpec(layer.index, "sliding", 1, d, d, window)
-    return CacheSpec(layer.index, "sliding", 1, d, 0, window)
+    sparse = layer.kind == RATIO_KINDS[4]
+    entry = d + c.integer("index_head_dim") if sparse else d
+    return CacheSpec(layer.index, "sliding", 1, d, 0, window, entry=entry, rate=_rate(layer), overlap=sparse)
 
 
 register(
