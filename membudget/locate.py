@@ -171,6 +171,8 @@ def _from_path(name: str) -> Located:
         raise ConfigError(f"{shown(name)}: no such file or folder")
     if os.path.isdir(path):
         return _from_folder(path, path, "path", None)
+    if not os.path.isfile(path):
+        raise ConfigError(f"{shown(name)}: is no regular file: a pipe or a device is not read")
     if path.lower().endswith(".gguf") or _starts_with(path, b"GGUF"):
         return _gguf(path, path, None)
     if path.lower().endswith((".safetensors", ".safetensors.index.json")):

@@ -10,7 +10,7 @@ import pytest
 
 from membudget.checkpoint import by_role, compare, read_path
 from membudget.checkpoint.roles import canonical, module
-from membudget.formats import get
+from membudget.formats import get, of_config
 from membudget.model import ConfigError, Model, build
 from tests_math.checkpoint_files import BITS, stored, write_safetensors
 
@@ -188,6 +188,22 @@ def test_packed_weights_with_their_format(model: Get, tmp_path: Path) -> None:
     tensors[name] = ("I32", (1, 1))
     other = read_path(str(write_safetensors(tmp_path / "other.safetensors", tensors)))
     assert [item.name for item in compare(other, qwen, form).wrong_shape] == [name]
+
+
+def test_quant_state_has_no_fixed_length(tmp_path: Path) -> None:
+    """bitsandbytes stores JSON text beside a weight: 170 or 171 bytes, as a float prints; both are right."""
+    model = build({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True,
+                   "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}})  # fmt: skip
+    form = of_config(model.config)
+    tensors: dict[str, Any] = {}
+    for tensor in model.tensors:
+        for whole in form.stored(tensor, model):
+            tensors |= {item.name: (item.dtype, item.shape) for item in whole.expand()}
+    states = [name for name in tensors if ".quant_state." in name]
+    assert states
+    tensors[states[0]] = ("U8", (tensors[states[0]][1][0] - 1,))
+    checkpoint = read_path(str(write_safetensors(tmp_path / "m.safetensors", tensors)))
+    assert compare(checkpoint, model, form).ok
 
 
 def test_fused_and_stacked_layouts(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import locate as module
+from membudget.checkpoint import CheckpointError, read_path
 from membudget.data import data_path
 from membudget.locate import ModelNotFound, fixture_ids, is_model_id, locate
 from membudget.model import ConfigError, Model
@@ -161,6 +162,15 @@ def test_pickle_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(ConfigError, match=r"a pickle is not read"):
         locate(str(tmp_path / name))
+
+
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A named pipe in place of a file is an error, not a wait for a writer."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        locate(str(tmp_path / "config.json"))
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        read_path(str(tmp_path / "config.json"))
 
 
 def test_cache_by_ref(empty_cache: Path) -> None:

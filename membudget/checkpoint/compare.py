@@ -164,8 +164,11 @@ def _is_packed(name: str) -> bool:
 
 
 def _packed_in_place(entry: StoredTensor, form: Format | None) -> bool:
-    """bitsandbytes, NVFP4 and FP8 keep the name ``weight`` for packed bytes."""
-    return form is None and entry.dtype in ("U8", "I8", "I32", "F4")
+    """bitsandbytes, NVFP4 and FP8 keep the name ``weight`` for packed bytes.
+
+    bitsandbytes' quant_state is JSON text: its length depends on how a float prints.
+    """
+    return ".quant_state." in entry.name or (form is None and entry.dtype in ("U8", "I8", "I32", "F4"))
 
 
 def _regroup(

@@ -38,6 +38,8 @@ def read_path(path: str) -> Checkpoint:
         return _folder(path)
     if not os.path.exists(path):
         raise CheckpointError(path, None, "no such file or folder")
+    if not os.path.isfile(path):
+        raise CheckpointError(path, None, "is no regular file: a pipe or a device is not read")
     if path.endswith(".index.json"):
         return _indexed(path)
     if path.lower().endswith(".gguf") or _magic(path) == b"GGUF":
@@ -126,12 +128,12 @@ def _shards(
 ) -> Checkpoint:
     if len(shards) > MAX_FILES:
         raise CheckpointError(folder, None, f"{len(shards):,} files are no checkpoint (at most {MAX_FILES:,})")
-    read = [safetensors_file.read_file(os.path.join(folder, name), name) for name in shards]
+    read = (safetensors_file.read_file(os.path.join(folder, name), name) for name in shards)
     return join(read, source, total_size, weights, index or folder)
 
 
 def join(
-    read: list[tuple[list[StoredTensor], StoredFile, dict[str, Any]]],
+    read: Iterable[tuple[list[StoredTensor], StoredFile, dict[str, Any]]],
     source: str,
     total_size: int | None,
     weights: dict[str, str] | None,
