@@ -21,11 +21,13 @@ class State(NamedTuple):
     """A tensor of fixed size that a recurrent layer keeps a sequence.
 
     elements: its size.  fp32: kept in fp32 although the model runs in 16 bits.
+    columns: of a convolution's inputs, one a step of its kernel (engines keep all, or one less).
     """
 
     name: str
     elements: int
     fp32: bool = False
+    columns: int = 0
 
 
 class CacheSpec(NamedTuple):

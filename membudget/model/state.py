@@ -18,6 +18,11 @@ def recurrent(layer: Layer, *states: State) -> CacheSpec:
     return CacheSpec(layer.index, "recurrent", states=states)
 
 
+def conv_state(channels: int, kernel: int) -> State:
+    """The last inputs of a convolution, as transformers keeps them: as many as its kernel is long."""
+    return State("conv", channels * kernel, columns=kernel)
+
+
 def conv(at: str, channels: int, kernel: int, bias: bool = False, role: str = "mixer") -> Iterator[Tensor]:
     """A depthwise convolution over tokens: (channels, 1, kernel)."""
     yield Tensor(at + ".weight", (channels, 1, kernel), role)
@@ -76,7 +81,7 @@ def mamba1(
     def cache(layer: Layer) -> CacheSpec:
         wide = size(layer, inner)
         return recurrent(
-            layer, State("conv", wide * size(layer, kernel)), State("ssm", wide * size(layer, state), fp32=True)
+            layer, conv_state(wide, size(layer, kernel)), State("ssm", wide * size(layer, state), fp32=True)
         )
 
     return Block(tensors, cache)
@@ -114,7 +119,7 @@ def mamba2(
 
     def cache(layer: Layer) -> CacheSpec:
         kept = size(layer, inner) * size(layer, state)
-        return recurrent(layer, State("conv", convolved(layer) * size(layer, kernel)), State("ssm", kept, fp32=True))
+        return recurrent(layer, conv_state(convolved(layer), size(layer, kernel)), State("ssm", kept, fp32=True))
 
     return Block(tensors, cache)
 
@@ -164,7 +169,7 @@ def delta_net(layout: str, name: str = "linear_attn.") -> Block:
         channels = 2 * c.integer("linear_num_key_heads") * key + heads * value
         return recurrent(
             layer,
-            State("conv", channels * c.integer("linear_conv_kernel_dim")),
+            conv_state(channels, c.integer("linear_conv_kernel_dim")),
             State("ssm", heads * key * value, fp32=True),
         )
 
@@ -204,7 +209,7 @@ def kda(*, low_rank: bool, name: str = "self_attn.", out: str = "o_proj") -> Blo
     def cache(layer: Layer) -> CacheSpec:
         _, dim, wide = sizes(layer)
         kernel = layer.config.integer("linear_conv_kernel_dim")
-        return recurrent(layer, State("conv", 3 * wide * kernel), State("ssm", wide * dim, fp32=True))
+        return recurrent(layer, conv_state(3 * wide, kernel), State("ssm", wide * dim, fp32=True))
 
     return Block(tensors, cache)
 
@@ -221,7 +226,7 @@ def short_conv(*, bias: Flag = "conv_bias", name: str = "conv.") -> Block:
 
     def cache(layer: Layer) -> CacheSpec:
         c = layer.config
-        return recurrent(layer, State("conv", c.integer("hidden_size") * c.integer("conv_L_cache")))
+        return recurrent(layer, conv_state(c.integer("hidden_size"), c.integer("conv_L_cache")))
 
     return Block(tensors, cache)
 

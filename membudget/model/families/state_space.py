@@ -12,7 +12,7 @@ from membudget.model.families.base import all_of, register
 from membudget.model.families.heads import mtp_pattern
 from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
 from membudget.model.feedforward import glu, mlp, moe, optional
-from membudget.model.state import conv, expanded, mamba1, mamba2, recurrent, time_step_rank
+from membudget.model.state import conv, conv_state, expanded, mamba1, mamba2, recurrent, time_step_rank
 from membudget.model.tensors import Tensor
 
 TYPE_CHECKING = False
@@ -306,7 +306,7 @@ def _zamba_cache(layer: Layer) -> CacheSpec:
     channels = wide
     if c.model_type == "zamba2":
         channels += 2 * c.integer("mamba_ngroups") * n
-    spec = recurrent(layer, State("conv", channels * c.integer("mamba_d_conv")), State("ssm", wide * n, fp32=True))
+    spec = recurrent(layer, conv_state(channels, c.integer("mamba_d_conv")), State("ssm", wide * n, fp32=True))
     if layer.kind == "hybrid":
         dim = _zamba_dim(c)
         return spec._replace(kind="full", kv_heads=c.kv_heads, k_dim=dim, v_dim=dim)

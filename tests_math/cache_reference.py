@@ -1,0 +1,147 @@
+"""What a real model's cache holds: tiny models of every type, run on the CPU by transformers itself.
+
+Used by scripts/cache_census.py and by the tests that need transformers; imports torch lazily.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tests_math.random_configs import draw
+
+#: Prompt lengths of the census: shorter than, longer than and many times the windows.
+PROMPTS = (7, 64, 129)
+#: Decode steps after each prompt.
+STEPS = (1, 3)
+BATCH = 2
+#: The encoder's tokens, where there is an encoder.
+SOURCE = 11
+#: Windows small enough that every prompt but the first passes them, and keys that set them.
+WINDOWS = {
+    "sliding_window": 16,
+    "sliding_window_size": 16,
+    "attention_window_size": 16,
+    "attention_chunk_size": 16,
+    "local_attention": 32,
+    "window_size": 16,
+}
+#: What forward() calls its cache: 5.24 on, before it, Mamba before it, RWKV.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
+#: Types whose cache cannot be measured, and why.
+UNMEASURED: dict[str, str] = {}
+
+
+class Held(NamedTuple):
+    """Bytes of a cache's tensors, and of the storages behind them (each counted once)."""
+
+    tensors: int
+    storage: int
+
+
+def overrides(model_type: str, defaults: dict[str, Any], number: int) -> dict[str, Any]:
+    """Draw number `number` for this type: small, with windows of 16 tokens where it has any."""
+    rng = random.Random(f"cache {model_type} {number}")
+    found = draw(model_type, defaults, rng)
+    for key, value in WINDOWS.items():
+        if key in defaults:
+            found[key] = value
+    for key in ("max_position_embeddings", "n_positions"):
+        if isinstance(defaults.get(key), int) and defaults[key] < 256:
+            found[key] = 256
+    if "num_hidden_layers" in found and isinstance(defaults.get("max_window_layers"), int):
+        found["max_window_layers"] = rng.randint(0, 2)
+        found["use_sliding_window"] = rng.random() < 0.5
+    return found
+
+
+def build_real(model_type: str, given: dict[str, Any], under: str | None) -> Any:
+    """A real model with random weights in bfloat16, in eval mode."""
+    import torch
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    values = copy.deepcopy(given)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = AutoConfig.for_model(model_type, **({under: values} if under else values))
+        if hasattr(config.get_text_config(), "is_decoder"):
+            config.get_text_config().is_decoder = True
+        config._attn_implementation = "eager"
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def measure(model: Any, prompt: int, steps: tuple[int, ...] = STEPS, make_cache: Any = None) -> list[Held]:
+    """Run one prompt, then decode: what the cache holds after the prompt and after each of `steps` steps."""
+    import torch
+
+    config = model.config.get_text_config()
+    generator = torch.Generator().manual_seed(prompt)
+
+    def tokens(count: int) -> Any:
+        return torch.randint(3, config.vocab_size, (BATCH, count), generator=generator)
+
+    takes = inspect.signature(model.forward).parameters
+    name = next(key for key in CACHE_NAMES if key in takes)
+    more: dict[str, Any] = {}
+    if "encoder_hidden_states" in takes and crosses(model):
+        more["encoder_hidden_states"] = torch.zeros(BATCH, SOURCE, config.hidden_size, dtype=torch.bfloat16)
+    found = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cache = make_cache() if make_cache else None
+        for step in range(max(steps) + 1):
+            out = model(input_ids=tokens(1 if step else prompt), use_cache=True, **more, **{name: cache})
+            cache = getattr(out, name, None)
+            if cache is None:
+                return []
+            if step == 0 or step in steps:
+                found.append(held(cache))
+    return found
+
+
+def crosses(model: Any) -> bool:
+    """Whether the decoder has cross attention."""
+    return any("encoder_attn" in name or "cross" in name for name, _ in model.named_modules())
+
+
+def held(cache: Any) -> Held:
+    """Sum the tensors reachable from `cache`, each view once and each storage once; counters are left out."""
+    tensors: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    storages: dict[int, int] = {}
+    for _, tensor in reachable(cache):
+        pointer = tensor.untyped_storage().data_ptr()
+        tensors[pointer, tensor.storage_offset(), tuple(tensor.shape)] = tensor.numel() * tensor.element_size()
+        storages[pointer] = tensor.untyped_storage().nbytes()
+    return Held(sum(tensors.values()), sum(storages.values()))
+
+
+def reachable(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Every floating-point tensor with dimensions (an empty view holds its storage too) that can be reached from `value`, with its path."""
+    import torch
+
+    seen = set() if seen is None else seen
+    if id(value) in seen or value is None or isinstance(value, (str, int, float, bool, type)):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.dim():
+            yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from reachable(item, f"{path}[{key}]", seen)
+    elif isinstance(value, (list, tuple)):
+        for key, item in enumerate(value):
+            yield from reachable(item, f"{path}[{key}]", seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, (torch.dtype, torch.device)):
+        if "Config" in type(value).__name__ or isinstance(value, torch.nn.Module):
+            return
+        for key, item in vars(value).items():
+            yield from reachable(item, f"{path}.{key}" if path else key, seen)
