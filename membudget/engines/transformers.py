@@ -78,9 +78,7 @@ def cache_bytes(
         raise ValueError(f"stage is {stage!r}; allowed are {' and '.join(STAGES)}")
     if min(tokens, encoder_tokens) < 0 or batch < 1 or dtype_bytes < 1:
         raise ValueError(f"tokens {tokens}, batch {batch}, encoder_tokens {encoder_tokens}, dtype_bytes {dtype_bytes}")
-    run = _Run(
-        tokens, batch, kind == "static", stage == "prefill", version < LATENT_SINCE, dtype_bytes, encoder_tokens
-    )
+    run = _Run(tokens, batch, kind == "static", stage == "prefill", version < LATENT_SINCE, dtype_bytes, encoder_tokens)
     layers, known = [], {}
     for spec in model.caches:
         # Most layers are alike: what one keeps does not depend on its index.
