@@ -118,7 +118,7 @@ def test_consumed_and_graphs_inside_the_peak() -> None:
 
 
 def test_start_up_check_in_vllms_words() -> None:
-    """0.88 of 22.04 GiB with 15.32 free is refused (L4, 0.30.0); 0.8.5 does not check; free > total is a bad reading."""
+    """0.88 of 22.04 GiB with 15.32 free is refused (L4, 0.30.0); 0.8.5 does not check; free > total is an error."""
     text = startup_check(of(22.04), of(15.32), 0.88, "0.30.0")
     assert text is not None
     assert text.startswith("Free memory on device cuda:0 (15.32/22.04 GiB) on startup is less than desired")
