@@ -124,7 +124,7 @@ def held(cache: Any) -> Held:
 
 
 def reachable(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Every floating-point tensor with dimensions (an empty view holds its storage too) that can be reached from `value`, with its path."""
+    """Every floating-point tensor with dimensions that `value` reaches, and its path; empty views hold storage too."""
     import torch
 
     seen = set() if seen is None else seen

@@ -19,16 +19,47 @@ from membudget.formats import kv
 from membudget.model import CacheSpec, Model
 from membudget.records import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 PAD = 256
 UBATCH = 512
 #: model_types whose window llama.cpp keeps apart (its architectures with an interleaved window).
 WINDOWED = frozenset(
-    "afmoe cohere2 exaone4 exaone_moe gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text gpt_oss "
-    "llama4_text mimo_v2_flash olmo3 step3p5 step3p7".split()
+    (
+        "afmoe",
+        "cohere2",
+        "exaone4",
+        "exaone_moe",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "gpt_oss",
+        "llama4_text",
+        "mimo_v2_flash",
+        "olmo3",
+        "step3p5",
+        "step3p7",
+    )
 )
 #: model_types with a window that llama.cpp ignores: it keeps every token.
 UNWINDOWED = frozenset(
-    "mistral mixtral ministral ministral3 phi3 phimoe starcoder2 qwen2 qwen2_moe qwen3 qwen3_moe".split()
+    (
+        "mistral",
+        "mixtral",
+        "ministral",
+        "ministral3",
+        "phi3",
+        "phimoe",
+        "starcoder2",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+    )
 )
 
 
@@ -107,7 +138,7 @@ def cache_parts(
     return parts
 
 
-def cache_bytes(model: Model, ctx: int, **options: object) -> int:
+def cache_bytes(model: Model, ctx: int, **options: Any) -> int:
     """All parts of `cache_parts`, with the same options, in bytes."""
     return sum(part.bytes for part in cache_parts(model, ctx, **options))  # type: ignore[arg-type]
 
