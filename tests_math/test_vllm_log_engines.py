@@ -49,6 +49,22 @@ def test_a_restart_is_two_engines() -> None:
     assert [log.first_line for log in found] == [1, 9]
 
 
+def test_a_restart_with_ranks_of_the_same_process_ids() -> None:
+    """The workers of a restarted container belong to the new engine from their first line on."""
+
+    def once(size: str) -> list[str]:
+        ranks = [f"(Worker_TP{rank} pid={140 + rank})" for rank in (0, 1)]
+        loading = [at(who, f"Model loading took {size} GiB memory and 3.100000 seconds") for who in ranks]
+        have = [at(who, f"Available KV cache memory: {size} GiB") for who in ranks]
+        return [*server(1, "a/b"), engine("(EngineCore pid=97)", "a/b", 0)[0], *loading, *have]
+
+    # the second start's first worker lines come before its engine's own
+    first, second = once("10.5"), once("20.5")
+    second[2], second[3] = second[3], second[2]
+    found = parse(first + second)
+    assert [[f.printed for f in log.all("weights")] for log in found] == [["10.5 GiB"] * 2, ["20.5 GiB"] * 2]
+
+
 def test_a_refused_start_and_the_next() -> None:
     """The figures of a start that was refused are not those of the start after it."""
     refused = [

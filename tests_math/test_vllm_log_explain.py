@@ -13,7 +13,7 @@ from membudget.engines.vllm.compare import compare, options
 from membudget.engines.vllm.explain import as_json, explain, explain_file
 from membudget.engines.vllm.log import parse
 from membudget.engines.vllm.record import EngineLog
-from membudget.engines.vllm.verdict import bytes_per_token, differences, verdict
+from membudget.engines.vllm.verdict import bytes_per_token, differences, identity, verdict
 from membudget.model import Model
 
 pytestmark = pytest.mark.math
@@ -181,6 +181,38 @@ def test_the_lines_that_do_not_agree_are_named() -> None:
     assert [check.name for check in differences(one(smaller))] == ["identity"]
     tokens = [line.replace("491,520", "391,520") for line in lines]
     assert [check.name for check in differences(one(tokens))] == ["tokens"]
+
+
+#: What 0.18 and 0.19, and 0.20 and later, say when the environment overrules the version's default.
+_ON = (
+    "CUDA graph memory profiling is enabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). This will become the default in "
+    "v0.19. The current --gpu-memory-utilization=0.5000 is equivalent to --gpu-memory-utilization=0.4900 without"
+)
+_OFF = "CUDA graph memory profiling is disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it"
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "available"),
+    [("0.19.1", "", "20.0"), ("0.19.1", _ON, "18.0"), ("0.24.0", "", "18.0"), ("0.24.0", _OFF, "20.0")],
+    ids=["off before 0.20", "on by the environment", "on since 0.20", "off by the environment"],
+)
+def test_the_graph_estimate_is_charged_as_the_version_does(version: str, says: str, available: str) -> None:
+    """80 x 0.5 - 15 - 4 - 1 = 20 without the 2 GiB of the estimate, 18 with it: only the right one closes."""
+
+    def closes(printed: str) -> bool | None:
+        lines = [
+            f"INFO 05-04 09:12:11 [a.py:1] vLLM API server version {version}\n",
+            "INFO 05-04 09:12:12 [a.py:1] Estimated CUDA graph memory: 2.00 GiB total\n",
+            f"INFO 05-04 09:12:12 [a.py:1] Available KV cache memory: {printed} GiB\n",
+            f"INFO 05-04 09:12:12 [a.py:1] {says}\n",
+            "DEBUG 05-04 09:12:13 [a.py:1] Free memory on device (79.5/80.0 GiB) on startup. Desired GPU memory "
+            "utilization is (0.5, 40.0 GiB). Actual usage is 15.0 GiB for weight, 4.0 GiB for peak activation, 1.0 GiB "
+            "for non-torch memory, and 1.5 GiB for CUDAGraph memory.\n",
+        ]
+        return identity(one(lines)).holds
+
+    assert closes(available) is True
+    assert closes("18.0" if available == "20.0" else "20.0") is False
 
 
 def test_out_of_memory_after_the_start() -> None:

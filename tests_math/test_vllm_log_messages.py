@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,3 +99,13 @@ def test_every_row_with_figures_is_rendered_by_a_template() -> None:
     }  # fmt: skip
     missing = {row.key for row in messages() if not any(row.anchor in text for text in shown)} - unseen
     assert missing == set()
+
+
+def test_the_documented_table_is_the_parsers() -> None:
+    """docs/vllm-logs.md lists each message and its versions, and each kind of refusal, as the parser has them."""
+    page = (Path(__file__).parents[1] / "docs" / "vllm-logs.md").read_text(encoding="utf-8")
+    for row in messages():
+        if row.refusal:
+            assert f"`{row.refusal}`" in page
+        elif row.event != "failed":
+            assert f"| `{row.key}` | {row.first} to {row.last} |" in page

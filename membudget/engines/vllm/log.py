@@ -244,7 +244,7 @@ def _is_prefix(text: str, row: Message) -> bool:
     """Whether what stands before a message can be a logger's prefix, and not a text that quotes the message."""
     if row.event == "banner" or row.key == "logo_model":
         return len(text) <= _MAX_PREFIX
-    return len(text) <= _MAX_PREFIX * 4 and "'" not in text and '"' not in text and "eceived request" not in text
+    return len(text) <= _MAX_PREFIX * 4 and "'" not in text and '"' not in text
 
 
 def _plain(line: str) -> str:
