@@ -242,7 +242,9 @@ def build(setting: Setting, caches: Iterable[CacheSpec]) -> Layers:
         page, text = states.page_bytes(shape, setting.dtype, setting.mamba_cache_dtype, setting.mamba_ssm_cache_dtype)
         mode = _mamba_mode(setting, shape, attention is not None, why)
         why.append(f"state of a recurrent layer: {text} = {page:,} B (layers/mamba/mamba_utils.py)")
-        if attention is not None:
+        if attention is not None and setting.platform == "cpu" and not setting.rules.cpu_align:
+            why.append(f"no alignment of attention and state pages on the CPU (platforms/cpu.py, {setting.rules.name})")
+        elif attention is not None:
             block = _align(setting, block, kernel, page, attention, shape, mode, why)
             page = block * _unit(setting, attention)
     mamba = _mamba_spec(setting, shape, page, block, mode) if shape is not None else None

@@ -59,6 +59,7 @@ class Rules(NamedTuple):
     cpu_block: the default block size on CPU.
     mla_hybrid_align: at least this alignment for hybrids with MLA.
     align_primary: a hybrid's block is a multiple of the default or given block, not only of the kernel's.
+    cpu_align: hybrids are aligned on the CPU too (not in 0.20, which fails there).
     chunked_hybrid: chunked layers get groups of their own by default.
     """
 
@@ -87,6 +88,7 @@ class Rules(NamedTuple):
     cpu_block: int
     mla_hybrid_align: int
     align_primary: bool
+    cpu_align: bool
     chunked_hybrid: bool
 
     @property
@@ -155,5 +157,6 @@ def _rules(v: tuple[int, int, int]) -> Rules:
         cpu_block=128 if v >= (0, 11, 0) else 16,
         mla_hybrid_align=128 if v >= (0, 28, 0) else 64 if v >= (0, 11, 0) else 16,
         align_primary=v >= (0, 20, 0),
+        cpu_align=not (0, 20, 0) <= v < (0, 21, 0),
         chunked_hybrid=v >= (0, 14, 0),
     )
