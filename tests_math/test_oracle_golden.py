@@ -86,7 +86,7 @@ def test_arithmetic_equals_vllm(path: Path, number: int) -> None:
         row = dict(zip(content["columns"], values, strict=True))
         question = request(content["version"], content["platform"], asked, row)
         if row["error"] is not None and "NotImplementedError" in row["error"]:
-            with pytest.raises(PoolError, match="fails to start|one page size"):
+            with pytest.raises(PoolError, match=r"fails to start|one page size"):
                 plan_pool(question)
             continue
         pool = plan_pool(question)
