@@ -41,12 +41,15 @@ Cache = Callable[[Layer], CacheSpec]
 
 
 class Block:
-    """tensors(layer) yields the layer's tensors; cache(layer) says what it keeps, or None."""
+    """tensors(layer) yields the layer's tensors; cache(layer) says what it keeps, or None.
 
-    __slots__ = ("cache", "tensors")
+    parts: the blocks that this one is put together from; none for a block of its own.
+    """
 
-    def __init__(self, tensors: Tensors, cache: Cache | None = None) -> None:
-        self.tensors, self.cache = tensors, cache
+    __slots__ = ("cache", "parts", "tensors")
+
+    def __init__(self, tensors: Tensors, cache: Cache | None = None, parts: tuple[Block, ...] = ()) -> None:
+        self.tensors, self.cache, self.parts = tensors, cache, parts
 
 
 def size(layer: Layer, option: Size) -> int:
@@ -133,7 +136,7 @@ def together(*blocks: Block, cache: Cache | None = None) -> Block:
             spec = grown._replace(states=grown.states + still.states)
         return spec
 
-    return Block(tensors, cache or (caches[0] if len(caches) == 1 else merged if caches else None))
+    return Block(tensors, cache or (caches[0] if len(caches) == 1 else merged if caches else None), blocks)
 
 
 def when(condition: Flag, block: Block, otherwise: Block | None = None) -> Block:
@@ -147,7 +150,7 @@ def when(condition: Flag, block: Block, otherwise: Block | None = None) -> Block
         keeps = (block if flag(layer, condition) else other).cache
         return keeps(layer) if keeps is not None else CacheSpec(layer.index, "none")
 
-    return Block(tensors, cache if block.cache or other.cache else None)
+    return Block(tensors, cache if block.cache or other.cache else None, (block, other))
 
 
 def by_kind(blocks: Mapping[str, Block], otherwise: Block | None = None) -> Block:
@@ -164,7 +167,8 @@ def by_kind(blocks: Mapping[str, Block], otherwise: Block | None = None) -> Bloc
         keeps = pick(layer).cache
         return keeps(layer) if keeps is not None else CacheSpec(layer.index, "none")
 
-    return Block(lambda layer: pick(layer).tensors(layer), cache)
+    parts = tuple(dict.fromkeys(blocks.values()))
+    return Block(lambda layer: pick(layer).tensors(layer), cache, parts if otherwise is None else (*parts, otherwise))
 
 
 def dense_or(sparse: Block, dense: Block) -> Block:

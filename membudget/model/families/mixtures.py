@@ -298,13 +298,13 @@ def _step_experts(layer: Layer) -> Iterator[Tensor]:
     yield Tensor(at + "moe.router_bias", (count,), "mlp.router", part="checkpoint")
     for part, shape in (("gate_proj", (inner, hidden)), ("up_proj", (inner, hidden)), ("down_proj", (hidden, inner))):
         yield Tensor(f"{at}moe.{part}.weight", shape, "mlp.experts", count, active)
-    yield from glu(width="share_expert_dim", name="share_expert.", role="mlp.shared").tensors(layer)
+    yield from glu(width="share_expert_dim", bias="mlp_bias", name="share_expert.", role="mlp.shared").tensors(layer)
 
 
 register(
     "step3p5 step3p7",
-    gqa(qk_norm="head", heads=_step_heads, gate="g_proj", gate_size=_step_heads),
-    dense_or(Block(_step_experts), glu()),
+    gqa(bias="attention_bias", qk_norm="head", heads=_step_heads, gate="g_proj", gate_size=_step_heads),
+    dense_or(Block(_step_experts), glu(bias="mlp_bias")),
     tied=False,
     ffn=_step_ffn,
     derive=_step,

@@ -90,9 +90,12 @@ register(
     gqa(bias="attention_bias"),
     when(lambda layer: layer.config.size("num_experts") > 0, moe(width="intermediate_size"), glu()),
 )
-DEEPSEEK_EXPERTS = moe(shared=times("moe_intermediate_size", "n_shared_experts"))
+DEEPSEEK_EXPERTS = moe(shared=times("moe_intermediate_size", "n_shared_experts"), shared_bias="mlp_bias")
 register(
-    "deepseek unlimited_ocr_text", gqa(bias="attention_bias"), dense_or(DEEPSEEK_EXPERTS, glu()), ffn=first_dense()
+    "deepseek unlimited_ocr_text",
+    gqa(bias="attention_bias"),
+    dense_or(DEEPSEEK_EXPERTS, glu(bias="mlp_bias")),
+    ffn=first_dense(),
 )
 
 
