@@ -90,6 +90,17 @@ def fake_model(config: Any, dtype: str, attention: str, mode: Any) -> Any:
     return model
 
 
+def kept_wide(config: Any, dtype: str) -> dict[str, int]:
+    """Parameters that the model's own class keeps wider than asked (router weights in fp32), and the bytes more."""
+    model = _from_config(config, dtype, "eager", "meta")
+    width = torch.empty(0, dtype=DTYPES[dtype]).element_size()
+    return {
+        name: (tensor.element_size() - width) * tensor.numel()
+        for name, tensor in model.named_parameters()
+        if tensor.element_size() > width
+    }
+
+
 @contextlib.contextmanager
 def masks_as_in_production() -> Iterator[None]:
     """Let transformers leave causal masks out under fake tensors as it does with real ones.

@@ -16,12 +16,12 @@ import torch
 from membudget.probe import models
 from membudget.probe.edge import find_edge
 from membudget.probe.meter import OUT_OF_MEMORY, Meter
-from membudget.probe.trace import cache_tensors, storage_bytes, storage_key, trace
+from membudget.probe.trace import cache_tensors, counter_bytes, storage_bytes, storage_key, trace, trace_edge
 
 Report = Callable[[str, dict[str, Any]], None]
 Figures = dict[str, Any]
 #: Steps that run before the meter is on and before a model is loaded.
-EARLY = ("trace",)
+EARLY = ("trace", "trace_edge")
 
 
 class Bench:
@@ -31,23 +31,29 @@ class Bench:
         self.request, self.meter, self.report = request, meter, report
         self.device = meter.name
         self.model: Any = None
+        self.attention = "sdpa"
         self.weights = 0  # allocated with nothing but the model
 
-    def load(self, attention: str = "sdpa") -> Any:
-        """The model; loaded once."""
+    def load(self) -> Any:
+        """The model, with fused attention where it has that; loaded once."""
         if self.model is None:
-            asked = self.request
-            if asked.get("checkpoint"):
-                self.model = models.checkpoint_model(asked["checkpoint"], asked["dtype"], self.device, attention)
-            else:
-                config = models.read_config(asked["config"])
-                self.model = models.random_model(config, asked["dtype"], self.device, attention)
-            if asked.get("hook"):  # tests break things on purpose here
-                module, _, name = asked["hook"].partition(":")
+            try:
+                self.model = self._load("sdpa")
+            except models.CannotBuild:
+                self.attention = "eager"
+                self.model = self._load("eager")
+            if self.request.get("hook"):  # tests break things on purpose here
+                module, _, name = self.request["hook"].partition(":")
                 getattr(importlib.import_module(module), name)(self)
             self.meter.adopt([*self.model.parameters(), *self.model.buffers()])
             self.weights = self.meter.settle()
         return self.model
+
+    def _load(self, attention: str) -> Any:
+        asked = self.request
+        if asked.get("checkpoint"):
+            return models.checkpoint_model(asked["checkpoint"], asked["dtype"], self.device, attention)
+        return models.random_model(models.read_config(asked["config"]), asked["dtype"], self.device, attention)
 
     def prompt(self, batch: int, tokens: int) -> Any:
         """Token 1, `batch` x `tokens` times: memory does not depend on what is said."""
@@ -68,9 +74,10 @@ class Bench:
 
 
 def run_trace(request: dict[str, Any], step: dict[str, Any]) -> Figures:
-    """The peak of one forward on fake tensors (`membudget.probe.trace`)."""
+    """The peak of one forward on fake tensors, or the edge there (`membudget.probe.trace`)."""
     options = {key: value for key, value in step.items() if key not in ("do", "name")}
-    return trace(request["config"], dtype=request["dtype"], **options)
+    ask = trace_edge if step["do"] == "trace_edge" else trace
+    return ask(request["config"], dtype=request["dtype"], **options)
 
 
 def context(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -96,21 +103,23 @@ def weights(bench: Bench, step: dict[str, Any]) -> Figures:
     """Load the model: what stays, the most there was, and every tensor that is wider or more than asked."""
     base = bench.meter.settle()
     bench.meter.reset_peak()
-    model = bench.load(step.get("attention", "sdpa"))
-    peak = bench.meter.peak() - base
+    model = bench.load()
+    highest = bench.meter.peak() - base
+    kept = models.kept_wide(model.config, bench.request["dtype"])
     width = torch.empty(0, dtype=models.DTYPES[bench.request["dtype"]]).element_size()
     named = {storage_key(tensor): name for name, tensor in model.named_parameters()}
     buffers = {name: int(t.untyped_storage().nbytes()) for name, t in model.named_buffers()}
     return {
         "bytes": bench.weights - base,
-        "peak": peak,
+        "peak": highest,
+        "kept_wide": kept,
         "parameters": storage_bytes(model.parameters()),
         "buffers": storage_bytes(model.buffers()),
         "named_buffers": dict(sorted(buffers.items(), key=lambda item: -item[1])[:8]),
         "wide": [
             {"name": name, "dtype": str(t.dtype).removeprefix("torch."), "bytes": int(t.untyped_storage().nbytes())}
             for name, t in model.named_parameters()
-            if t.element_size() > width
+            if t.element_size() > width and name not in kept
         ][:8],
         "strays": _strays(model, named, bench.device),
     }
@@ -134,6 +143,7 @@ def growth(bench: Bench, step: dict[str, Any]) -> Figures:
             "tokens": length + step["decode"],
             "held": held,
             "storages": storage_bytes(tensors),
+            "counters": counter_bytes(tensors),
             "tensors": sum(int(t.nbytes) for t in tensors),
         }
         del cache, tensors
@@ -162,7 +172,13 @@ def static(bench: Bench, step: dict[str, Any]) -> Figures:
             raise
         return {"unknown": f"{type(model).__name__} does not run with a StaticCache: {error}"[:300]}
     sizes.append(bench.meter.settle() - base)
-    return {"first": sizes[0], "last": sizes[-1], "storages": storage_bytes(cache_tensors(cache))}
+    tensors = cache_tensors(cache)
+    return {
+        "first": sizes[0],
+        "last": sizes[-1],
+        "storages": storage_bytes(tensors),
+        "counters": counter_bytes(tensors),
+    }
 
 
 def peak(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -183,7 +199,8 @@ def peak(bench: Bench, step: dict[str, Any]) -> Figures:
         logits = getattr(out, "logits", None)
         found["logits"] = 0 if logits is None else int(logits.untyped_storage().nbytes())
         found["cache"] = storage_bytes(cache_tensors(models.cache_of(out)))
-        del out, logits
+        del logits
+        out = None
     except OUT_OF_MEMORY as error:
         found.update(outcome="out_of_memory", said=str(error).splitlines()[0][:300])
         del error
@@ -193,7 +210,7 @@ def peak(bench: Bench, step: dict[str, Any]) -> Figures:
     del prompt
     gc.collect()
     found["left"] = bench.meter.settle() - base
-    models.set_attention(bench.model, "sdpa" if step.get("sdpa", True) else "eager")
+    models.set_attention(bench.model, bench.attention)
     return found
 
 
@@ -216,13 +233,20 @@ def fragmentation(bench: Bench, step: dict[str, Any]) -> Figures:
         for number in range(1, step["steps"] + 1):
             cache = bench.decode(step["batch"], 1, cache)
             if number % step["every"] == 0:
-                sample = {"step": number, "allocated": bench.meter.allocated() - base, "reserved": bench.meter.reserved()}
+                total = bench.meter.allocated()
+                sample = {
+                    "step": number,
+                    "total": total,
+                    "allocated": total - base,
+                    "reserved": bench.meter.reserved(),
+                }
                 samples.append(sample)
                 bench.report("fragmentation", sample)
-    held = storage_bytes(cache_tensors(cache))
-    peak_now = bench.meter.peak() - base
-    del cache
-    return {"samples": samples, "held": held, "peak": peak_now, "left": bench.meter.settle() - base}
+    tensors = cache_tensors(cache)
+    held = {"held": storage_bytes(tensors), "counters": counter_bytes(tensors)}
+    highest = bench.meter.peak() - base
+    del cache, tensors
+    return {"samples": samples, **held, "peak": highest, "left": bench.meter.settle() - base}
 
 
 def edge(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -240,7 +264,7 @@ def edge(bench: Bench, step: dict[str, Any]) -> Figures:
             with torch.no_grad():
                 prompt = step["tokens"] - step["decode"]
                 cache = bench.prefill(batch, prompt, chunk=step.get("chunk", 0))
-                cache = bench.decode(batch, step["decode"], cache)
+                bench.decode(batch, step["decode"], cache)
                 bench.meter.synchronize()
             del cache
             ran = True

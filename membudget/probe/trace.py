@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from membudget.probe import models
+from membudget.probe.edge import find_edge
 from membudget.probe.tracker import Live, ModuleNames, Tracker
 
 #: Storages of one kind at the peak that a report shows.
@@ -33,25 +34,18 @@ def trace(
     included), cache (what the cache object holds), left (alive after the forward),
     live (what was alive at the peak), operations (how many ran).
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    config = models.read_config(raw)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = models.fake_model(config, dtype, attention, mode)
-    weights = storage_bytes(model.parameters())
+    mode, model = _fake(raw, dtype, attention)
     with mode, torch.no_grad(), models.masks_as_in_production():
         prompt = torch.zeros((batch, tokens), dtype=torch.long)
-        held = [*model.parameters(), *model.buffers(), prompt]
-        tracker = Tracker(held, round_to=round_to)
+        tracker = Tracker([*model.parameters(), *model.buffers(), prompt], round_to=round_to)
         with ModuleNames(model) as names, tracker:
             tracker.where = names.here
             out = models.forward(model, prompt, logits)
             left = tracker.live
-        cache = cache_tensors(models.cache_of(out))
-        kept = storage_bytes(cache)
+        kept = storage_bytes(cache_tensors(models.cache_of(out)))
         at = [item._asdict() for item in summarize(tracker.at_peak())]
     return {
-        "weights": weights,
+        "weights": storage_bytes(model.parameters()),
         "buffers": storage_bytes(model.buffers()),
         "peak": tracker.peak,
         "cache": kept,
@@ -59,6 +53,52 @@ def trace(
         "live": at,
         "model_class": type(model).__name__,
     }
+
+
+def trace_edge(
+    raw: dict[str, Any],
+    *,
+    tokens: int,
+    decode: int,
+    ceiling: int,
+    near: int,
+    most: int,
+    dtype: str = "bf16",
+    round_to: int = 1,
+) -> dict[str, Any]:
+    """The most prompts at once whose prefill and `decode` steps stay under `ceiling`, weights included.
+
+    Returns users, tried, and the peaks over the weights by number of users.
+    """
+    try:
+        mode, model = _fake(raw, dtype, "sdpa")
+    except models.CannotBuild:
+        mode, model = _fake(raw, dtype, "eager")
+    base = storage_bytes(model.parameters()) + storage_bytes(model.buffers())
+    peaks: dict[int, int] = {}
+
+    def fits(users: int) -> bool:
+        with mode, torch.no_grad(), models.masks_as_in_production():
+            with Tracker([*model.parameters(), *model.buffers()], round_to=round_to) as tracker:
+                prompt = torch.zeros((users, tokens - decode), dtype=torch.long)
+                out = models.forward(model, prompt, "last")
+                for _ in range(decode):
+                    cache = models.cache_of(out)
+                    del out
+                    out = models.forward(model, torch.zeros((users, 1), dtype=torch.long), "last", cache)
+            peaks[users] = tracker.peak
+        return base + tracker.peak <= ceiling
+
+    found = find_edge(fits, near, most)
+    return {"users": found.most, "tried": found.tried, "peaks": peaks, "weights": base}
+
+
+def _fake(raw: dict[str, Any], dtype: str, attention: str) -> tuple[Any, Any]:
+    """A fake mode and the model in it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode, models.fake_model(models.read_config(raw), dtype, attention, mode)
 
 
 def summarize(found: list[Live]) -> list[Live]:
@@ -100,6 +140,11 @@ def cache_tensors(cache: Any) -> list[Any]:
 def storage_key(tensor: Any) -> int:
     """What tells storages apart while they live."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def counter_bytes(tensors: Any) -> int:
+    """Bytes of single whole numbers: cache layers count their tokens in tensors, and those hold no keys."""
+    return storage_bytes(t for t in tensors if t.numel() <= 1 and not t.is_floating_point())
 
 
 def storage_bytes(tensors: Any) -> int:

@@ -1,0 +1,208 @@
+"""A budget, measured: guarded processes, their figures, and the comparison with what was predicted.
+
+    comparison = measure(plan(budget, "cpu"))
+
+No torch here: it is only ever loaded by the workers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from membudget.budget import Budget
+from membudget.machines import Machine
+from membudget.probe import guard, lock, system
+from membudget.probe.comparison import Comparison
+from membudget.probe.plan import PROCESS, Plan
+from membudget.probe.results import rows
+from membudget.units import short
+
+#: Seconds that one process may take.
+SECONDS = 3600.0
+SECONDS_CPU = 600.0
+WORKER = ("-u", "-m", "membudget.probe.worker")
+
+
+class Settings(NamedTuple):
+    """How to measure.
+
+    floor: available memory under which a process is killed; None for the machine's default.
+    checkpoint: a local folder with weights; random ones from the config without it.
+    hook: ``module:function`` that the worker calls after loading, for tests that break things.
+    lock: the machine's lock file, None for the default.  wait: seconds to wait for it.
+    """
+
+    floor: int | None = None
+    checkpoint: str | None = None
+    hook: str | None = None
+    lock: str | None = None
+    wait: float = 0.0
+    available: Callable[[], int | None] = system.available
+    report: Callable[[dict[str, Any]], None] | None = None
+    python: str = sys.executable
+
+
+def device_of(machine: Machine) -> str:
+    """The torch device that a machine's budgets are measured on."""
+    return {"cuda": "cuda", "rocm": "cuda", "metal": "mps", "cpu": "cpu"}[machine.platform]
+
+
+def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
+    """What a process of this plan may do."""
+    settings, machine = settings or Settings(), plan.budget.machine
+    # The CPU is this machine's own memory, but no driver hangs when it runs out.
+    floor = guard.default_floor(machine.unified and plan.device != "cpu") if settings.floor is None else settings.floor
+    seconds = SECONDS_CPU if plan.device == "cpu" else SECONDS
+    return guard.Limits(plan.peak + PROCESS, floor, floor, seconds)
+
+
+def refused(plan: Plan, settings: Settings | None = None) -> str | None:
+    """Why this plan must not start now, with both numbers; None where it may."""
+    settings = settings or Settings()
+    if plan.device == "cuda" and not plan.budget.machine.unified:
+        return _refused_on_card(plan)
+    return guard.refusal(limits(plan, settings), settings.available())
+
+
+def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] | None = None) -> Comparison:
+    """Run a plan and compare.  steps: only these measurements (names of groups of lines), all if None.
+
+    Raises `membudget.probe.lock.Busy` when someone else measures on this machine.
+    """
+    settings = settings or Settings()
+    wanted = None if steps is None else set(steps)
+    chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
+    kept = plan._replace(rows=tuple(row for row in plan.rows if wanted is None or row.group in wanted))
+    found: dict[str, dict[str, Any]] = {}
+    ended: list[guard.Outcome] = []
+    with lock.machine_lock(settings.lock, settings.wait):
+        for part in _processes(kept, chosen):
+            outcome = _run(kept, part, settings)
+            ended.append(outcome)
+            found.update(_found(outcome))
+            if outcome.status == "refused":
+                break
+    return _compared(kept, found, ended)
+
+
+def run_step(
+    step: Mapping[str, Any],
+    config: Mapping[str, Any],
+    dtype: str,
+    allowed: guard.Limits,
+    settings: Settings | None = None,
+    device: str = "cpu",
+    ceiling: int | None = None,
+) -> guard.Outcome:
+    """One step of a worker on its own: a trace, a claim."""
+    settings = settings or Settings()
+    request = {"config": dict(config), "dtype": dtype, "device": device, "ceiling": ceiling, "steps": [dict(step)]}
+    command = [settings.python, *WORKER]
+    return guard.run(command, request, allowed, available=settings.available, report=settings.report)
+
+
+def two_at_once(first: int, second: int, reserve: int, available: int) -> str:
+    """Which of two claims fails: ``none``, ``first`` or ``second``.  Sizes in bytes.
+
+    The second one is asked while the first holds what it claimed.
+    """
+    if first + reserve > available:
+        return "first"
+    return "second" if second + reserve > available - first else "none"
+
+
+def config_of(budget: Budget) -> dict[str, Any]:
+    """The config.json that the worker builds: what the budget's model was read from."""
+    return dict(budget.model.config.raw)
+
+
+def _processes(plan: Plan, steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """On the CPU one process for all; on a device one for each, and its traces in one before them."""
+    if plan.device == "cpu":
+        return [steps] if steps else []
+    early = [step for step in steps if step["do"].startswith("trace")]
+    return ([early] if early else []) + [[step] for step in steps if step not in early]
+
+
+def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.Outcome:
+    fake = all(step["do"].startswith("trace") for step in steps)
+    request = {
+        "config": config_of(plan.budget),
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "ceiling": plan.ceiling,
+        "checkpoint": settings.checkpoint,
+        "hook": settings.hook,
+        "steps": steps,
+    }
+    allowed = limits(plan, settings)
+    if fake:
+        allowed = allowed._replace(peak=PROCESS)
+    elif plan.device == "cuda" and not plan.budget.machine.unified:
+        why = _refused_on_card(plan)
+        if why is not None:
+            return guard.Outcome("refused", f"not started: {why}", None, (), "", None, 0.0, None)
+        allowed = allowed._replace(peak=2 * PROCESS)  # of the host's memory
+    command = [settings.python, *WORKER]
+    return guard.run(command, request, allowed, available=settings.available, report=settings.report)
+
+
+def _refused_on_card(plan: Plan) -> str | None:
+    """Whether a card with memory of its own has room, by what its driver says is free."""
+    import subprocess
+
+    ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False)
+        free = int(done.stdout.split()[0]) * 2**20 if done.returncode == 0 else None
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        free = None
+    if free is None:
+        return "nvidia-smi does not say how much memory is free, so nothing is loaded"
+    need = plan.peak + PROCESS
+    if need <= free:
+        return None
+    return f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
+
+
+def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:
+    """Figures by step; from the stages, so that those of a killed process are not lost."""
+    return {str(stage["stage"]): stage["found"] for stage in outcome.stages if isinstance(stage.get("found"), dict)}
+
+
+def _compared(plan: Plan, found: dict[str, dict[str, Any]], ended: list[guard.Outcome]) -> Comparison:
+    bad = next((outcome for outcome in ended if outcome.status != "done"), None)
+    readings = [stage["readings"] for outcome in ended for stage in outcome.stages if "readings" in stage]
+    versions: dict[str, str] = {}
+    for outcome in ended:
+        for stage in outcome.stages:
+            versions.update(stage.get("versions", {}))
+    lowest = [outcome.lowest for outcome in ended if outcome.lowest is not None]
+    detail = ""
+    if bad is not None and bad.status != "refused":
+        at = readings[-1] if readings else {}
+        figures = {name: at.get(name) for name in ("mem_available", "cuda_free", "torch_allocated", "rss")}
+        detail = f"last stage  {bad.last_stage}\nreadings    {figures}\nstderr      {bad.stderr[-3000:]}"
+    return Comparison(
+        plan.budget.id,
+        rows(plan, found),
+        "done" if bad is None else bad.status,
+        "" if bad is None else bad.why,
+        detail,
+        versions,
+        tuple(readings),
+        sum(outcome.seconds for outcome in ended),
+        min(lowest) if lowest else None,
+    )
+
+
+def _group(step: Mapping[str, Any]) -> str:
+    """The group of lines that a step is for."""
+    name = str(step.get("name", step["do"])).removeprefix("trace_")
+    if name.startswith("break"):
+        return "break"
+    if name.startswith("prefill"):
+        return "activations"
+    return "fragmentation" if name.startswith("steps_") else name

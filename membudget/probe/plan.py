@@ -1,0 +1,267 @@
+"""What will be measured for a budget: the steps, the predictions written before, and what it may take.
+
+Nothing is loaded here.  A `Plan` is what `--dry-run` prints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from membudget.budget import Budget
+from membudget.engines import activations
+from membudget.engines.cache import cache_bytes
+from membudget.probe.comparison import Row
+from membudget.schema import measure_defaults
+from membudget.tolerance import EXACT, Tolerance
+from membudget.units import GIB, short
+
+#: Formats whose tensors transformers holds as they are; others need an engine of their own.
+DENSE = ("bf16", "fp16", "fp32")
+#: Tokens that are decoded after a prompt: sliding layers let go of the prompt at the first.
+DECODE = 2
+EDGE_DECODE = 8
+#: Prompts at once in a growth measurement, at most; the slope needs no more.
+GROWTH_USERS = 4
+#: Single-token steps of the fragmentation measurement, and their batch.
+STEPS, STEPS_CPU, STEPS_USERS = 4000, 48, 8
+#: A process with torch in it, beside what it measures.
+PROCESS = GIB
+#: Where every live tensor is counted nothing is approximate.
+EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
+
+
+class CannotMeasure(ValueError):
+    """This budget cannot be measured here: says why, and what could be."""
+
+
+class Plan(NamedTuple):
+    """One measurement of one budget.
+
+    device: cpu, cuda or mps.  steps: what the worker is asked to do, in order.
+    rows: the predictions.  peak: the most bytes that all of it is predicted to take at once.
+    ceiling: our own, under which breakages run.  dtype: of weights and cache.
+    """
+
+    budget: Budget
+    device: str
+    dtype: str
+    steps: tuple[dict[str, Any], ...]
+    rows: tuple[Row, ...]
+    peak: int
+    ceiling: int
+
+    def text(self) -> str:
+        """What would be loaded and run, for people."""
+        lines = [f"{self.budget.id}: {self.budget.model.name}, {self.dtype}, on {self.device}"]
+        lines.append(f"  would take at most {short(self.peak)}; breakages stop at {short(self.ceiling)}")
+        lines += [f"  {step.get('name', step['do'])}: {_describe(step)}" for step in self.steps]
+        lines.append("  predicted")
+        for row in self.rows:
+            if row.predicted is not None:
+                value = short(row.predicted) if row.unit == "bytes" else f"{row.predicted}"
+                lines.append(f"    {row.name} {value}: {row.why}")
+        return "\n".join(lines)
+
+
+def plan(budget: Budget, device: str) -> Plan:
+    """The measurement of a budget on a device.
+
+    Raises `CannotMeasure` for a format or KV dtype that transformers does not hold.
+    """
+    dtype = budget.format.name
+    if dtype not in DENSE:
+        raise CannotMeasure(
+            f"{dtype} weights need an engine of their own; transformers is measured with {', '.join(DENSE)}"
+        )
+    if budget.kv_cache_dtype != dtype:
+        raise CannotMeasure(
+            f"a {budget.kv_cache_dtype} KV cache needs an engine that has one; transformers keeps {dtype} beside {dtype} weights"
+        )
+    if budget.model.unknown:
+        raise CannotMeasure(f"{budget.model.name} has parts that are not counted: {', '.join(budget.model.unknown)}")
+    maker = _Maker(budget, device)
+    maker.loading()
+    maker.growth()
+    maker.static()
+    maker.prefills()
+    maker.breaks()
+    maker.fragmentation()
+    maker.edge()
+    return maker.made(dtype)
+
+
+def tolerance(budget: Budget, name: str, device: str) -> Tolerance:
+    """What the budget says, else this device's default."""
+    said = budget.measure.get(name)
+    if said is not None:
+        return said  # type: ignore[no-any-return]
+    return EXACT if device == "cpu" and name in EXACT_ON_CPU else measure_defaults()[name]
+
+
+class _Maker:
+    """Collects steps, predictions and the largest moment."""
+
+    def __init__(self, budget: Budget, device: str) -> None:
+        self.budget, self.device, self.model = budget, device, budget.model
+        self.width = 4 if budget.format.name == "fp32" else 2
+        self.weights = budget.format.weigh(budget.model).total
+        self.cache = cache_bytes(budget.model, budget.kv_cache_dtype)
+        self.steps: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
+        self.peak = self.weights
+        self.ceiling = budget.ceiling or 0
+        self.round_to = 512 if device == "cuda" else 1  # what CUDA's allocator hands out
+
+    def made(self, dtype: str) -> Plan:
+        ceiling = self.ceiling or self.peak + GIB
+        return Plan(
+            self.budget, self.device, dtype, tuple(self.steps), tuple(self.rows), max(self.peak, self.ceiling), ceiling
+        )
+
+    def row(self, name: str, group: str, predicted: Any, why: str, tolerance_of: str = "", **more: Any) -> None:
+        allowed = tolerance(self.budget, tolerance_of, self.device) if tolerance_of else None
+        self.rows.append(Row(name, group, predicted, allowed=allowed, why=why, **more))
+
+    def loading(self) -> None:
+        budget = self.budget
+        if self.device == "cuda":
+            self.steps.append({"do": "context"})
+            self.row("cuda_context", "context", None, "the first touch of the device", "cuda_context")
+        self.steps.append({"do": "weights"})
+        self.row("weights", "weights", self.weights, budget.format.weigh(budget.model).why, "weights")
+        self.row("buffers", "weights", None, "named tensors that are no parameters: rotary tables, router biases")
+        tied = self.model.config.integer("hidden_size") * self.model.config.integer("vocab_size") * self.width
+        tied = 0 if self.model.count.by_role["lm_head"] else tied
+        self.row(
+            "loading_peak",
+            "weights",
+            self.weights + tied,
+            "the weights once" + (f", and a head of {short(tied)} until it is tied" if tied else ""),
+            "loading_peak",
+        )
+
+    def growth(self) -> None:
+        budget = self.budget
+        batch = min(budget.users, GROWTH_USERS)
+        lengths = sorted({max(budget.ctx // part, DECODE + 1) for part in (8, 4, 2, 1)})
+        points = [[batch, length - DECODE] for length in lengths]
+        chunk = max(1, budget.engine.max_num_batched_tokens // batch) if self.device != "cpu" else 0
+        chunk = chunk if chunk < budget.ctx else 0
+        self.steps.append({"do": "growth", "points": points, "decode": DECODE, "chunk": chunk})
+        first, last = lengths[0], lengths[-1]
+        grown = self.cache.request(last) - self.cache.request(first)
+        slope = grown // max(last - first, 1)
+        self.row(
+            "kv_growth",
+            "growth",
+            slope,
+            f"({self.cache.request(last):,} - {self.cache.request(first):,}) bytes / {last - first:,} tokens of a sequence",
+            "kv_growth",
+        )
+        self.row("kv_cache", "growth", batch * self.cache.request(last), self._cache_why(batch, last), "kv_cache")
+        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", "kv_cache")
+        step = activations.prefill(self.model, (chunk or budget.ctx) * batch, sequences=batch, width=self.width).bytes
+        self._peak(batch * self.cache.request(budget.ctx) + step)
+
+    def static(self) -> None:
+        batch, length = min(self.budget.users, GROWTH_USERS), self.budget.ctx
+        self.steps.append({"do": "static", "batch": batch, "length": length, "decode": DECODE})
+        self.row(
+            "static_cache",
+            "static",
+            batch * self.cache.request(length),
+            f"the whole length at once: {self._cache_why(batch, length)}",
+            "kv_cache",
+        )
+        self.row("static_growth", "static", 0, "tokens do not make a StaticCache larger", "kv_cache")
+
+    def prefills(self) -> None:
+        tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
+        for logits in ("last", "every"):
+            name = f"prefill_{logits}"
+            self._peak_step(name, 1, tokens, "sdpa", logits)
+            form = activations.prefill(self.model, tokens, logits=logits, width=self.width)
+            self.row(name, "activations", None, f"the same forward on fake tensors, {tokens:,} tokens", "activations")
+            self.row(f"{name}_closed_form", "activations", form.bytes, form.why)
+            self._peak(self.cache.request(tokens) + form.bytes)
+        size = activations.logits_bytes(self.model, tokens, self.width)
+        vocab = size // (tokens * self.width)
+        self.row(
+            "logits", "activations", size, f"{tokens:,} positions x {vocab:,} words x {self.width} bytes", "kv_cache"
+        )
+
+    def breaks(self) -> None:
+        for place, broken in enumerate(self.budget.breaks):
+            name, ctx, users = f"break[{place}]", broken.get("ctx", self.budget.ctx), broken.get("users", 1)
+            attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
+            self._peak_step(name, users, ctx, attention, logits)
+            form = activations.prefill(
+                self.model, ctx * users, sequences=users, attention=attention, logits=logits, width=self.width
+            )
+            why = (
+                f"{users:,} x {ctx:,} tokens, {attention}, logits of {logits}: {form.moment} {short(form.bytes)} "
+                f"+ cache {short(users * self.cache.request(ctx))} + weights {short(self.weights)} "
+                f"under a ceiling of {short(self.ceiling)}"
+            )
+            self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit="word")
+            self.row(f"{name}.peak", "break", None, "the same forward on fake tensors", "activations")
+            self._peak(min(users * self.cache.request(ctx) + form.bytes, max(self.ceiling - self.weights, 0)))
+
+    def fragmentation(self) -> None:
+        cpu = self.device == "cpu"
+        steps, batch = (STEPS_CPU if cpu else STEPS), STEPS_USERS
+        steps = min(steps, self.budget.ctx)
+        for cache in ("dynamic", "static"):
+            every = max(1, steps // 16)
+            name = f"steps_{cache}"
+            self.steps.append(
+                {"do": "fragmentation", "name": name, "batch": batch, "steps": steps, "every": every, "cache": cache}
+            )
+            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {cache} cache"
+            self.row(f"fragmentation_{cache}", "fragmentation", None, why, "fragmentation")
+        size = batch * self.cache.request(steps)
+        self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
+        self._peak(2 * size + activations.decode(self.model, batch, self.width).bytes)
+
+    def edge(self) -> None:
+        tokens = self.budget.ctx
+        if not self.ceiling or tokens <= EDGE_DECODE:
+            return
+        most = 0
+        while most < 2**14 and self._edge_bytes(most + 1, tokens) <= self.ceiling:
+            most += 1
+        search = {"tokens": tokens, "decode": EDGE_DECODE, "near": max(most, 1), "most": 2 * most + 8}
+        self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
+        self.steps.append({"do": "edge", **search})
+        why = (
+            f"weights {short(self.weights)} + {most:,} x cache {short(self.cache.request(tokens - EDGE_DECODE))} + one prefill of all: "
+            f"{short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
+        )
+        self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
+        self.row("max_users_closed_form", "edge", most, why, unit="count")
+        self._peak(self.ceiling - self.weights)
+
+    def _edge_bytes(self, users: int, tokens: int) -> int:
+        tokens -= EDGE_DECODE  # the prompt: its prefill is the peak
+        step = activations.prefill(self.model, max(users, 1) * tokens, sequences=max(users, 1), width=self.width).bytes
+        return self.weights + users * self.cache.request(tokens) + (step if users else 0)
+
+    def _peak_step(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
+        self._trace(name, batch, tokens, attention, logits)
+        step = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
+        self.steps.append({"do": "peak", "name": name, **step})
+
+    def _trace(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
+        asked = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
+        self.steps.append({"do": "trace", "name": f"trace_{name}", "round_to": self.round_to, **asked})
+
+    def _peak(self, over_weights: int) -> None:
+        self.peak = max(self.peak, self.weights + over_weights)
+
+    def _cache_why(self, batch: int, tokens: int) -> str:
+        return f"{batch:,} sequences x {self.cache.request(tokens):,} bytes at {tokens:,} tokens"
+
+
+def _describe(step: dict[str, Any]) -> str:
+    words = [f"{key} {value}" for key, value in step.items() if key not in ("do", "name")]
+    return ", ".join(words) or "load the model"
