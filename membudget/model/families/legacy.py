@@ -124,15 +124,14 @@ def _falcon_kv(layer: Layer) -> int:
 
 
 def _falcon_norms(layer: Layer) -> Iterator[Tensor]:
-    """Falcon: one norm where attention and MLP run side by side; two named ones in the new architecture."""
+    """Falcon: one norm where attention and MLP run side by side, or one each in the new architecture."""
     c, at = layer.config, layer.prefix
     hidden, new = c.integer("hidden_size"), c.flag("new_decoder_architecture")
-    if new and c.integer("num_ln_in_parallel_attn", 2) == 2:
-        names: tuple[str, ...] = ("ln_attn", "ln_mlp")
-    else:
-        names = ("input_layernorm",)
+    names: tuple[str, ...] = ("input_layernorm",)
     if not c.flag("parallel_attn", True):
-        names = (*names, "post_attention_layernorm")
+        names += ("post_attention_layernorm",)
+    elif new and c.integer("num_ln_in_parallel_attn", 2) == 2:
+        names = ("ln_attn", "ln_mlp")
     for name in names:
         yield from norm(at + name, hidden, True)
 
