@@ -130,7 +130,7 @@ def _falcon_norms(layer: Layer) -> Iterator[Tensor]:
     names: tuple[str, ...] = ("input_layernorm",)
     if not c.flag("parallel_attn", True):
         names += ("post_attention_layernorm",)
-    elif new and c.integer("num_ln_in_parallel_attn", 2) == 2:
+    elif c.integer("num_ln_in_parallel_attn", 2 if new else 1) == 2:
         names = ("ln_attn", "ln_mlp")
     for name in names:
         yield from norm(at + name, hidden, True)
