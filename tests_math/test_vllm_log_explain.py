@@ -185,8 +185,8 @@ def test_the_lines_that_do_not_agree_are_named() -> None:
 
 #: What 0.18 and 0.19, and 0.20 and later, say when the environment overrules the version's default.
 _ON = (
-    "CUDA graph memory profiling is enabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). This will become the default in "
-    "v0.19. The current --gpu-memory-utilization=0.5000 is equivalent to --gpu-memory-utilization=0.4900 without"
+    "CUDA graph memory profiling is enabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). This will become the default "
+    "in v0.19. The current --gpu-memory-utilization=0.5000 is equivalent to --gpu-memory-utilization=0.4900 without"
 )
 _OFF = "CUDA graph memory profiling is disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it"
 

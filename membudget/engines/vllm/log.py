@@ -105,14 +105,12 @@ class _Reader:
         if "HTTP/1." in line or " throughput: " in line:
             # what a server prints for the rest of its life: nine lines of ten of a long log
             return
-        rows: list[Message] = []
-        for needle, found in self._rows:
-            if needle in line:
-                rows += found
-        if not rows:
+        hit = [found for needle, found in self._rows if needle in line]
+        if not hit:
             if "Error: " in line or "Exception: " in line:
                 self._errors(line, number)
             return
+        rows = [row for found in hit for row in found]
         text = _plain(line)
         if text.lstrip()[:1] == "{":
             text = _unwrapped(text)
