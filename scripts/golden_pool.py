@@ -58,6 +58,8 @@ MODELS = (
     "moonshotai--Kimi-K2-Instruct",
     "deepseek-ai--DeepSeek-V3.2",
     "zai-org--GLM-5",
+    "deepseek-ai--DeepSeek-V4-Flash",
+    "deepseek-ai--DeepSeek-V4-Pro",
     "ai21labs--Jamba-v0.1",
     "state-spaces--mamba2-2.7b",
     "nvidia--Nemotron-H-56B-Base-8K",

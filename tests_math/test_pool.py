@@ -213,6 +213,14 @@ def test_mtp_hybrid_keeps_states_of_draft_tokens(model: Get) -> None:
     assert {each.blocks_per_request for each in pool.groups if each.kind == "mamba"} == {4}
 
 
+def test_packed_pages_of_deepseek_v4(model: Get) -> None:
+    """DeepSeek-V4-Flash in 60 GiB: five groups of unequal pages, 1,002,240 B a block (asked of vLLM 0.32.0)."""
+    pool = plan(model("deepseek-ai/DeepSeek-V4-Flash"), 60, 8192, max_num_batched_tokens=2048)
+    assert [each.blocks_per_request for each in pool.groups] == [67, 67, 32, 1027, 529]
+    assert (pool.block_size, pool.bytes_per_block, pool.num_blocks) == (256, 1_002_240, 64_280)
+    assert pool.tokens == 305_796
+
+
 def test_what_is_wrong_says_what_is_allowed(model: Get) -> None:
     """Impossible questions are errors that name the setting."""
     llama = model("meta-llama/Llama-3.1-8B")
@@ -231,8 +239,13 @@ def test_what_is_wrong_says_what_is_allowed(model: Get) -> None:
         plan_pool(PoolRequest(llama, None, 8192))
     with pytest.raises(PoolError, match="max_num_batched_tokens"):
         plan(model("google/gemma-3-27b-it"), 60, 8192)
+    flash = model("deepseek-ai/DeepSeek-V4-Flash")
+    with pytest.raises(PoolError, match=r"since 0\.29\.0"):
+        plan(flash, 60, 8192, max_num_batched_tokens=2048, version="0.26.0")
     with pytest.raises(PoolError, match="oracle"):
-        plan(model("deepseek-ai/DeepSeek-V4-Flash"), 60, 8192, max_num_batched_tokens=2048)
+        plan(flash, 60, 8192, max_num_batched_tokens=2048, capability=(12, 1))
+    with pytest.raises(PoolError, match="drafter"):
+        plan(flash, 60, 8192, max_num_batched_tokens=2048, draft_layers=1)
 
 
 def test_json_is_plain_and_complete(model: Get) -> None:

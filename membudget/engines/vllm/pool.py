@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from membudget.engines.vllm import derive
+from membudget.engines.vllm import derive, packed
 from membudget.engines.vllm.demand import Demand, Need, longest_that_fits
 from membudget.engines.vllm.groups import Group, GroupError, group
 from membudget.engines.vllm.result import Pool, PoolError, PoolGroup, PoolRequest
@@ -55,8 +55,11 @@ def _plan(q: PoolRequest) -> Pool:
         kernel=q.kernel_block,
         capability=q.capability,
     )
-    built = build(setting, q.model.caches)
+    packs = q.model.config.model_type in packed.TYPES
+    built = packed.build(setting, len(q.model.caches)) if packs else build(setting, q.model.caches)
     why.extend(built.why)
+    if packs and (q.draft_layers or q.draft_model is not None):
+        raise PoolError(f"{q.model.name}: where the pages of a drafter go beside DeepSeek-V4's is not known")
     buckets, stages = _place(q, built, setting)
     hybrid = _hybrid_manager(q, buckets, r, why)
     length, text = derive.max_model_len(q.model.config, q.max_model_len)
@@ -67,7 +70,7 @@ def _plan(q: PoolRequest) -> Pool:
     if not buckets:
         return _attention_free(q, r, built.block, length, kv_dtype, available, why)
     try:
-        groups = group(buckets, r, hybrid, why)
+        groups = tuple(map(Group, packed.pack(buckets))) if packs else group(buckets, r, hybrid, why)
     except GroupError as error:
         raise PoolError(f"{q.model.name}: {error}") from None
     return _carve(q, r, groups, buckets, stages, available, length, need, built.block, kv_dtype, why)

@@ -45,8 +45,6 @@ def cdiv(a: int, b: int) -> int:
 
 #: Models whose caches vLLM packs by rules of their own, which are not restated here.
 NOT_KNOWN = {
-    "deepseek_v4": "pages of compressed, windowed and indexed layers side by side (block-outermost packing)",
-    "deepseek_ref": "pages of compressed, windowed and indexed layers side by side (block-outermost packing)",
     "minimax_m3": "a sparse index beside keys and values",
 }
 
