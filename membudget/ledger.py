@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from membudget import formats
 from membudget.budget import DEFAULT_OVERHEAD, Budget
-from membudget.engines import activations
-from membudget.engines.cache import cache_bytes
+from membudget.capacity import (
+    MAX_CTX,
+    MAX_USERS,
+    activation_peak,
+    engine_limit,
+    headroom,
+    kv_growth,
+    kv_request,
+    limit_text,
+    max_ctx,
+    max_users,
+)
+from membudget.changes import Change, suggest, users_text
+from membudget.formats import kv
 from membudget.records import NamedTuple
-from membudget.units import GIB, both, short
+from membudget.units import both, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
-#: Formats to suggest, from the least compressed on.
-SMALLER = ("fp8", "q8_0", "awq", "q4_k_m")
-#: No search looks further; a plan beyond is memory without a model to use it.
-MAX_CTX = 2**30
-MAX_USERS = 2**24
 
 
 class Line(NamedTuple):
@@ -30,14 +34,6 @@ class Line(NamedTuple):
     part: str
     bytes: int
     why: str
-
-
-class Change(NamedTuple):
-    """What makes a budget fit: the change in words, the bytes it frees, the budget's fields it sets."""
-
-    text: str
-    frees: int
-    values: dict[str, str | int]
 
 
 class Ledger:
@@ -83,7 +79,7 @@ class Ledger:
     @property
     def headroom(self) -> int:
         """What is left over; negative when it does not fit."""
-        return _headroom(self.budget, self.total)
+        return headroom(self.budget, self.total)
 
     @property
     def fits(self) -> bool:
@@ -104,16 +100,14 @@ class Ledger:
     def max_users(self) -> int:
         """The most users that fit at this context, 0 if none."""
         if self._max_users is None:
-            left, ctx = _left(self.budget), self.budget.ctx
-            self._max_users = _largest(lambda users: left(ctx, users), MAX_USERS, self.budget.users)
+            self._max_users = max_users(self.budget)
         return self._max_users
 
     @property
     def max_ctx(self) -> int:
         """The longest context that fits for these users, 0 if none; not capped by the model's own."""
         if self._max_ctx is None:
-            left, users = _left(self.budget), self.budget.users
-            self._max_ctx = _largest(lambda ctx: left(ctx, users), MAX_CTX, self.budget.ctx)
+            self._max_ctx = max_ctx(self.budget)
         return self._max_ctx
 
     @property
@@ -124,7 +118,7 @@ class Ledger:
         running = 0
         for bucket in ("overhead", "weights", "activations", "kv_cache"):
             running += self.sums[bucket]
-            if _headroom(self.budget, running) < 0:
+            if headroom(self.budget, running) < 0:
                 return bucket
         return "kv_cache"
 
@@ -132,16 +126,17 @@ class Ledger:
     def changes(self) -> list[Change]:
         """What would make it fit: single changes, the smallest first, else one combination; empty when it fits."""
         if self._changes is None:
-            self._changes = [] if self.fits else _changes(self)
+            self._changes = [] if self.fits else suggest(self.budget)
         return self._changes
 
     @property
     def verdict(self) -> str:
         """One sentence: does it fit, by how much, what broke it, what would make it fit."""
         budget = self.budget
-        who = f"{_users(budget.users)} x {budget.ctx:,} tokens"
+        who = f"{users_text(budget.users)} x {budget.ctx:,} tokens"
         if self.fits:
-            return f"fits: {who} leave {short(self.headroom)} of {short(self.capacity)}; {_users(self.max_users)} would fit."
+            most = users_text(self.max_users)
+            return f"fits: {who} leave {short(self.headroom)} of {short(self.capacity)}; {most} would fit."
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
@@ -239,192 +234,28 @@ def predict(budget: Budget) -> Ledger:
     return Ledger(budget, tuple(lines), request)
 
 
-def kv_request(budget: Budget, ctx: int) -> int:
-    """Bytes that one sequence of `ctx` tokens keeps."""
-    return cache_bytes(budget.model, budget.kv_cache_dtype).request(ctx)
-
-
-def kv_growth(budget: Budget, position: int) -> int:
-    """Bytes that token number `position` adds to one sequence."""
-    return cache_bytes(budget.model, budget.kv_cache_dtype).growth(position)
-
-
-def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
-    """The larger of a decode step for all users and one prefill step."""
-    engine, width = budget.engine, _width(budget)
-    tokens, sequences = _step(budget, ctx, users)
-    prefill = activations.prefill(
-        budget.model, tokens, sequences=sequences, attention=engine.attention, logits=engine.logits, width=width
-    )
-    return max(prefill, activations.decode(budget.model, users, width), key=lambda peak: peak.bytes)
-
-
-def _width(budget: Budget) -> int:
-    """Bytes of an activation's element."""
-    return 4 if budget.format.name == "fp32" else 2
-
-
-def _step(budget: Budget, ctx: int, users: int) -> tuple[int, int]:
-    """(tokens, sequences) of the largest prefill step."""
-    if budget.engine.name == "transformers":
-        # A plain forward takes every prompt at once.
-        return ctx * users, users
-    return budget.engine.max_num_batched_tokens, 1
-
-
-def engine_limit(budget: Budget) -> int | None:
-    """Bytes that the engine may claim by gpu_memory_utilization, None if there is no such limit."""
-    share = budget.engine.gpu_memory_utilization
-    if share is None:
-        return None
-    total = budget.machine.cuda_total if budget.convention == "reported" else None
-    return int((total or budget.capacity) * share)
-
-
-def limit_text(budget: Budget) -> str:
-    """The memory that counts, in words."""
-    limit = engine_limit(budget)
-    if limit is not None and limit + budget.os_bytes < budget.capacity:
-        share = budget.engine.gpu_memory_utilization
-        return f"the {short(limit)} that gpu_memory_utilization {share} gives {budget.engine.name} on {budget.machine.name}"
-    return f"the {short(budget.capacity)} of {budget.machine.name}"
-
-
-def _headroom(budget: Budget, total: int) -> int:
-    left = budget.capacity - total
-    limit = engine_limit(budget)
-    return left if limit is None else min(left, limit - (total - budget.os_bytes))
-
-
-def _left(budget: Budget) -> Callable[[int, int], int]:
-    """The headroom as a function of (ctx, users): what `predict` finds, without its lines."""
-    engine, width, model = budget.engine, _width(budget), budget.model
-    overhead = sum(budget.overhead.values())
-    held = budget.format.weigh(model).total + overhead
-    capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)
-    room = capacity if limit is None else min(capacity, limit - held)
-    request = cache_bytes(model, budget.kv_cache_dtype).request
-    wide, fixed = activations.widths(model), budget.engine.name != "transformers"
-    attention, logits = engine.attention, engine.logits
-    per_user = activations.decode_bytes(wide, 1, width)
-    prefill = activations.prefill_bytes(wide, *_step(budget, 1, 1), attention, logits, width) if fixed else 0
-
-    def left(ctx: int, users: int) -> int:
-        step = prefill
-        if not fixed:
-            step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
-        return room - request(ctx) * users - max(step, per_user * users)
-
-    return left
-
-
-def _fits(budget: Budget, ctx: int, users: int) -> bool:
-    return _left(budget)(ctx, users) >= 0
-
-
-def _largest(left: Callable[[int], int], most: int, near: int) -> int:
-    """The largest n in [0, most] for which left(n) >= 0, given that left falls; 0 if not even 1.
-
-    near: where the search begins: from there it goes where the slope says, and doubles its steps.
-    """
-    if left(1) < 0:
-        return 0
-    near = min(max(near, 1), most)
-    here = left(near)
-    slope = here - left(near + 1)
-    guess = near + here // slope if slope > 0 else near
-    guess = min(max(guess, 1), most)
-    step = 1
-    if left(guess) >= 0:
-        low, high = guess, guess + 1
-        while high <= most and left(high) >= 0:
-            step *= 2
-            low, high = high, high + step
-        high = min(high, most + 1)
-    else:
-        low, high = guess - 1, guess
-        while low > 1 and left(low) < 0:
-            step *= 2
-            low, high = low - step, low
-        low = max(low, 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
-    return low
-
-
-def _changes(ledger: Ledger) -> list[Change]:
-    budget, found = ledger.budget, []
-    if 0 < ledger.max_users < budget.users:
-        frees = ledger.kv_per_request * (budget.users - ledger.max_users)
-        found.append(
-            Change(f"{_users(ledger.max_users)} instead of {budget.users:,}", frees, {"users": ledger.max_users})
-        )
-    if 0 < ledger.max_ctx < budget.ctx:
-        frees = ledger.kv_cache - kv_request(budget, ledger.max_ctx) * budget.users
-        found.append(
-            Change(f"{ledger.max_ctx:,} tokens of context instead of {budget.ctx:,}", frees, {"ctx": ledger.max_ctx})
-        )
-    fp8 = budget._replace(kv_cache_dtype="fp8")
-    if kv_request(fp8, budget.ctx) < ledger.kv_per_request and _fits(fp8, budget.ctx, budget.users):
-        frees = ledger.kv_cache - kv_request(fp8, budget.ctx) * budget.users
-        found.append(Change("an fp8 KV cache", frees, {"kv_cache_dtype": "fp8"}))
-    for name in SMALLER:
-        smaller = _with_format(budget, name)
-        if smaller is None:
-            continue
-        frees = ledger.weights - smaller.format.weigh(budget.model).total
-        if frees > 0 and _fits(smaller, budget.ctx, budget.users):
-            found.append(Change(f"{name} weights", frees, {"format": name}))
-            break
-    return sorted(found, key=lambda change: change.frees) or _together(ledger)
-
-
-def _together(ledger: Ledger) -> list[Change]:
-    """No single change is enough: the least compressed weights that fit some users with an fp8 cache."""
-    budget = ledger.budget
-    for name in (budget.format.name, *SMALLER):
-        smaller = _with_format(budget, name)
-        if smaller is None or smaller.format.weigh(budget.model).total > ledger.weights:
-            continue
-        smaller = smaller._replace(kv_cache_dtype="fp8")
-        users = min(budget.users, predict(smaller).max_users)
-        if users:
-            after = predict(smaller._replace(users=users))
-            values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": users}
-            text = f"an fp8 KV cache and {_users(users)}"
-            if name != budget.format.name:
-                values["format"] = name
-                text = f"{name} weights, {text}"
-            return [Change(text + " together", ledger.total - after.total, values)]
-    return []
-
-
-def _with_format(budget: Budget, name: str) -> Budget | None:
-    """The budget in another format; None where that format does not apply to the model's shapes."""
-    if name == budget.format.name:
-        return budget
-    smaller = budget._replace(format=formats.get(name))
-    try:
-        smaller.format.weigh(budget.model)
-    except formats.FormatError:
-        return None
-    return smaller
-
-
-def _users(number: int) -> str:
-    return f"{number:,} user{'s' if number != 1 else ''}"
-
-
 def _kv_why(budget: Budget) -> str:
-    cache = cache_bytes(budget.model, budget.kv_cache_dtype)
+    cache = kv.cache(budget.model, budget.kv_cache_dtype)
     parts = []
     for size, window in cache.grows:
         kept = f"min({budget.ctx:,}, window {window:,})" if window and window < budget.ctx else f"{budget.ctx:,}"
         parts.append(f"{size:,} bytes x {kept} tokens")
+    for size, rate in cache.entries:
+        parts.append(f"{size:,} bytes x {budget.ctx // rate:,} entries of {rate} tokens")
     if cache.fixed:
         parts.append(f"{cache.fixed:,} bytes of recurrent state")
     return " + ".join(parts) or "no cache"
 
 
-__all__ = ["BUCKETS", "GIB", "Change", "Ledger", "Line", "engine_limit", "limit_text", "predict"]
+__all__ = [
+    "BUCKETS",
+    "MAX_CTX",
+    "MAX_USERS",
+    "Change",
+    "Ledger",
+    "Line",
+    "engine_limit",
+    "kv_request",
+    "limit_text",
+    "predict",
+]

@@ -16,7 +16,7 @@ TIERS = (
     ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
     ("budget", "budget_file", "fields", "schema"),
-    ("ledger", "sharding", "fleet", "judge"),
+    ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
     ("history", "report", "probe", "available"),
     ("cli", "plugin", "commands"),
 )

@@ -204,6 +204,19 @@ _SYNONYMS = {
 }  # fmt: skip
 
 
+def cache(model: Model, name: str) -> KvBytes:
+    """One sequence's cache when nothing is padded: the floor that every engine starts from; kept on the model.
+
+    Raises `FormatError` where the dtype does not apply to the model's layers.
+    """
+    key = ("cache", name)
+    found = model.memo.get(key)
+    if found is None:
+        found = model.memo[key] = get(name).of(model)
+    assert isinstance(found, KvBytes)
+    return found
+
+
 def names() -> list[str]:
     """All KV cache dtypes by name, and ``auto``."""
     return ["auto", *_BY_NAME]

@@ -1,0 +1,156 @@
+"""How much a budget takes and how much would fit: integers alone, and fast, for searches.
+
+`membudget.ledger` says the same line by line, with reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from membudget.budget import Budget
+from membudget.engines import activations
+from membudget.formats import kv
+from membudget.units import short
+
+#: No search looks further; a plan beyond is memory without a model to use it.
+MAX_CTX = 2**30
+MAX_USERS = 2**24
+
+
+def kv_request(budget: Budget, ctx: int) -> int:
+    """Bytes that one sequence of `ctx` tokens keeps."""
+    return kv.cache(budget.model, budget.kv_cache_dtype).bytes(ctx)
+
+
+def kv_growth(budget: Budget, position: int) -> int:
+    """Bytes that token number `position` adds to one sequence."""
+    return kv.cache(budget.model, budget.kv_cache_dtype).per_token(position)
+
+
+def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
+    """The larger of a decode step for all users and one prefill step."""
+    engine, width = budget.engine, _width(budget)
+    tokens, sequences = _step(budget, ctx, users)
+    prefill = activations.prefill(
+        budget.model, tokens, sequences=sequences, attention=engine.attention, logits=engine.logits, width=width
+    )
+    return max(prefill, activations.decode(budget.model, users, width), key=lambda peak: peak.bytes)
+
+
+def _width(budget: Budget) -> int:
+    """Bytes of an activation's element."""
+    return 4 if budget.format.name == "fp32" else 2
+
+
+def _step(budget: Budget, ctx: int, users: int) -> tuple[int, int]:
+    """(tokens, sequences) of the largest prefill step."""
+    if budget.engine.name == "transformers":
+        # A plain forward takes every prompt at once.
+        return ctx * users, users
+    return budget.engine.max_num_batched_tokens, 1
+
+
+def engine_limit(budget: Budget) -> int | None:
+    """Bytes that the engine may claim by gpu_memory_utilization, None if there is no such limit."""
+    share = budget.engine.gpu_memory_utilization
+    if share is None:
+        return None
+    total = budget.machine.cuda_total if budget.convention == "reported" else None
+    return int((total or budget.capacity) * share)
+
+
+def limit_text(budget: Budget) -> str:
+    """The memory that counts, in words."""
+    limit = engine_limit(budget)
+    if limit is not None and limit + budget.os_bytes < budget.capacity:
+        given = f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} gives {budget.engine.name}"
+        return f"the {short(limit)} that {given} on {budget.machine.name}"
+    return f"the {short(budget.capacity)} of {budget.machine.name}"
+
+
+def headroom(budget: Budget, total: int) -> int:
+    """What is left of the memory, or of what the engine may claim, when `total` bytes are taken."""
+    left = budget.capacity - total
+    limit = engine_limit(budget)
+    return left if limit is None else min(left, limit - (total - budget.os_bytes))
+
+
+def left_over(budget: Budget) -> Callable[[int, int], int]:
+    """The headroom as a function of (ctx, users): what `predict` finds, without its lines."""
+    engine, width, model = budget.engine, _width(budget), budget.model
+    overhead = sum(budget.overhead.values())
+    held = budget.format.weigh(model).total + overhead
+    capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)
+    room = capacity if limit is None else min(capacity, limit - held)
+    request = kv.cache(model, budget.kv_cache_dtype).bytes
+    wide, fixed = activations.widths(model), budget.engine.name != "transformers"
+    attention, logits = engine.attention, engine.logits
+    per_user = activations.decode_bytes(wide, 1, width)
+    prefill = activations.prefill_bytes(wide, *_step(budget, 1, 1), attention, logits, width) if fixed else 0
+
+    def left(ctx: int, users: int) -> int:
+        step = prefill
+        if not fixed:
+            step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
+        return room - request(ctx) * users - max(step, per_user * users)
+
+    return left
+
+
+def total_of(budget: Budget) -> int:
+    """Bytes of all four buckets."""
+    return (
+        budget.format.weigh(budget.model).total
+        + kv_request(budget, budget.ctx) * budget.users
+        + activation_peak(budget, budget.ctx, budget.users).bytes
+        + sum(budget.overhead.values())
+        + budget.os_bytes
+    )
+
+
+def fits(budget: Budget) -> bool:
+    """Whether everything fits."""
+    return left_over(budget)(budget.ctx, budget.users) >= 0
+
+
+def max_users(budget: Budget) -> int:
+    """The most users that fit at the budget's context, 0 if none."""
+    left, ctx = left_over(budget), budget.ctx
+    return _largest(lambda users: left(ctx, users), MAX_USERS, budget.users)
+
+
+def max_ctx(budget: Budget) -> int:
+    """The longest context that fits for the budget's users, 0 if none; not capped by the model's own."""
+    left, users = left_over(budget), budget.users
+    return _largest(lambda ctx: left(ctx, users), MAX_CTX, budget.ctx)
+
+
+def _largest(left: Callable[[int], int], most: int, near: int) -> int:
+    """The largest n in [0, most] for which left(n) >= 0, given that left falls; 0 if not even 1.
+
+    near: where the search begins: from there it goes where the slope says, and doubles its steps.
+    """
+    if left(1) < 0:
+        return 0
+    near = min(max(near, 1), most)
+    here = left(near)
+    slope = here - left(near + 1)
+    guess = near + here // slope if slope > 0 else near
+    guess = min(max(guess, 1), most)
+    step = 1
+    if left(guess) >= 0:
+        low, high = guess, guess + 1
+        while high <= most and left(high) >= 0:
+            step *= 2
+            low, high = high, high + step
+        high = min(high, most + 1)
+    else:
+        low, high = guess - 1, guess
+        while low > 1 and left(low) < 0:
+            step *= 2
+            low, high = low - step, low
+        low = max(low, 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
+    return low
