@@ -119,6 +119,12 @@ def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
 def _notes(ledgers: list[Ledger]) -> list[str]:
     first = ledgers[0].budget
     notes = [f"not counted: {part}" for part in first.model.unknown]
+    cross = [spec for spec in first.model.caches if spec.kind == "cross"]
+    if cross:
+        from membudget.formats import kv
+
+        size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
+        notes.append(f"not counted: {size:,} B of cross-attention cache for every token of the encoder that a user keeps")
     if first.overhead is DEFAULT_OVERHEAD:
         parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
         notes.append(f"overhead is assumed until it is measured: {parts}")
