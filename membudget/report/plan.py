@@ -36,7 +36,7 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
     cache = f"{budget.kv_cache_dtype} KV cache"
     run = [
         f"{_users(budget.users)} x {budget.ctx:,} tokens",
-        f"{both(ledger.kv_per_token)} a token",
+        _growth(ledger),
         f"{engine.name}, {engine.attention} attention",
     ]
     return [
@@ -45,6 +45,14 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
         ),
         terminal.dot.join(run),
     ]
+
+
+def _growth(ledger: Ledger) -> str:
+    """Bytes a token; where windows or states make that one figure lie, a whole sequence and what more tokens add."""
+    budget, grows = ledger.budget, ledger.kv_per_token_at_ctx
+    if ledger.kv_per_request == grows * budget.ctx:
+        return f"{both(grows)} a token"
+    return f"{both(ledger.kv_per_request)} a user, {both(grows)} a token more"
 
 
 def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
