@@ -36,7 +36,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("oracle", "oracle", "ask the installed vLLM for its own pool"),
     ("log", "log", "read the memory figures in a vLLM log"),
     ("probe", "probe", "measure a budget on this machine"),
-    ("history", "history", "runs that were recorded, and what moved"),
+    ("history", "history", "runs that were recorded, and their course"),
+    ("diff", "diff", "what moved between two runs, since when, and why"),
+    ("bisect", "bisect", "which version of a package moved a line"),
     ("explore", "explore", "an HTML page to play with a plan"),
 )
 

@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from membudget.budget import Budget
     from membudget.budget_file import BudgetFile
+    from membudget.history.recorder import Recorder
 
 MARKERS = {
     "math": "arithmetic on integers, needs nothing but Python",
@@ -40,6 +41,10 @@ _OPTIONS = (
     ("machines", "FILE", True, "a YAML table of your own machines (repeatable)"),
     ("models", "DIR", False, "where checkpoints lie, as DIR/org/name or DIR/name"),
     ("vllm", "CMD", False, "how vLLM is started: a python that has it, a vllm command, a container command"),
+    ("runs", "DIR", False, "where records of runs lie (default: MEMBUDGET_RUNS, else ROOTDIR/runs)"),
+    ("record", "", False, "add a record of this run: versions, and every line predicted and measured"),
+    ("compare", "RUN", False, "fail where a line moved since RUN (last-green, last, reference, transformers==5.8.0)"),
+    ("accept-drift", "REASON", False, "record this run as the new reference; refused where CI is set"),
 )
 #: The name under which a report carries a budget's figures, also between xdist's processes.
 _PROPERTY = "membudget"
@@ -58,7 +63,37 @@ class Budgets:
 
     def option(self, name: str) -> Any:
         """The value of an option of ours, None where another plugin has taken its name."""
-        return self.config.getoption(f"membudget_{name}", None)
+        return self.config.getoption(f"membudget_{name.replace('-', '_')}", None)
+
+    @property
+    def records(self) -> bool:
+        """Whether this run is written down or held against an earlier one."""
+        return any(self.option(name) for name in ("record", "compare", "accept-drift"))
+
+    def lines(self, budget: Budget) -> tuple[str, str] | None:
+        """A budget's predicted lines as a user property; None where nothing can be predicted."""
+        from membudget.history import lines
+        from membudget.history.recorder import prop
+
+        try:
+            return prop(budget.id, lines.settings(budget), lines.predicted(budget))
+        except ValueError:
+            return None
+
+    def recorder(self) -> Recorder | None:
+        """What keeps this run; None where it is not asked for."""
+        if not self.records:
+            return None
+        from membudget.history import runs_folder
+        from membudget.history.recorder import Recorder, refusal
+
+        reason = self.option("accept-drift") or ""
+        if reason and (why := refusal()):
+            raise pytest.UsageError(why)
+        given = self.option("runs")
+        folder = runs_folder(self._at(given) if given else None, str(self.config.rootpath))
+        write = bool(self.option("record") or reason)
+        return Recorder(self.config, folder=folder, write=write, ref=self.option("compare") or "", reason=reason)
 
     @property
     def paths(self) -> list[str]:
@@ -152,9 +187,12 @@ def _add_options(parser: pytest.Parser) -> None:
     for name, metavar, many, text in _OPTIONS:
         if f"--{name}" in taken:
             continue
-        action, dest = "append" if many else "store", f"membudget_{name}"
+        dest = f"membudget_{name.replace('-', '_')}"
+        more: dict[str, Any] = {"action": "append" if many else "store", "metavar": metavar}
+        if not metavar:
+            more = {"action": "store_true"}
         try:
-            group.addoption(f"--{name}", dest=dest, action=action, metavar=metavar, help=text)
+            group.addoption(f"--{name}", dest=dest, help=text, **more)
         except (ValueError, argparse.ArgumentError):
             continue
 
@@ -184,6 +222,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from membudget.report.summary import Summary
 
     config.pluginmanager.register(Summary(config, _PROPERTY), "membudget-summary")
+    recorder = budgets.recorder()
+    if recorder is not None:
+        config.pluginmanager.register(recorder, "membudget-recorder")
 
 
 @pytest.fixture(scope="session")
@@ -197,6 +238,20 @@ def membudget_rerun(request: pytest.FixtureRequest, budget: Budget) -> str:
     """The command that runs this test's budget again, for failure messages."""
     markers = [name for name in MARKERS if name != "slow" and request.node.get_closest_marker(name)]
     return request.config.stash[_BUDGETS].rerun(budget, markers)
+
+
+@pytest.fixture
+def membudget_measured(request: pytest.FixtureRequest, budget: Budget) -> Callable[[Iterable[Any]], None]:
+    """Call it with rows of `membudget.probe.comparison`: they become lines of this budget in the run's record."""
+
+    def keep(rows: Iterable[Any]) -> None:
+        if request.config.stash[_BUDGETS].records:
+            from membudget.history.lines import settings
+            from membudget.history.recorder import prop, rows_to_lines
+
+            request.node.user_properties.append(prop(budget.id, settings(budget), rows_to_lines(rows)))
+
+    return keep
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -247,6 +302,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         figures = item.config.stash[_BUDGETS].figures(param)
         if figures:
             item.user_properties.append((_PROPERTY, figures))
+        if item.config.stash[_BUDGETS].records and (lines := item.config.stash[_BUDGETS].lines(param)):
+            item.user_properties.append(lines)
 
 
 class BadFile(pytest.Item):

@@ -112,6 +112,31 @@ KEYS: dict[str, dict[str, str]] = {
         "version, params, layout, seconds": "of the vLLM that was asked",
         "rows": "one object a case, with `differences`",
     },
+    "history": {
+        "folder, runs": "where the records lie; `id`, `time`, `source`, `machine`, `versions`, `flags`, `commit`, "
+        "`green`, `reference`, `skipped` of each run",
+        "lines": "`budget`, `line`, `side` (predicted, measured), `values`: one a run, null where it has none",
+        "problems": "lines that are no record, in words",
+    },
+    "diff": {
+        "before, after": "ids of the two runs",
+        "differences": "of machine, flags and versions: `kind`, `name`, `before`, `after`",
+        "moved, unexplained": "whether a line moved beyond its tolerance; how many of those no known change explains",
+        "moves": "`budget`, `line`, `side`, `before`, `after`, `unit`, `off`, `share`, `beyond`, `explained`, `since` "
+        "(`before`, `after`, `versions`), `changes`",
+        "same": "lines that are as they were",
+        "changed": "budgets that ask something else now, not compared",
+        "lost, only_before, only_after": "lines no longer measured; budgets of one run only",
+        "problems": "lines that are no record, in words",
+    },
+    "bisect": {
+        "budget, line, package": "what was asked",
+        "good, bad": "the versions at the ends and their values",
+        "found, before, after": "whether it moved; the last version as before, the first that moved",
+        "values": "by version: `value` or `error`",
+        "skipped": "versions in between that could not be asked",
+        "changes": "known changes that fit",
+    },
     "log": {
         "(list)": "one object an engine: `version`, `model`, `figures` by name, `verdict`, `checks`, `differences`, "
         "`arithmetic`, `options`; see vllm-logs.md",

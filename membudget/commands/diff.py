@@ -1,0 +1,98 @@
+"""What moved between two runs: which line, by how much, since which version, and likely why.
+
+A and B are runs: last, last-green, first, reference, transformers==5.8.0, a date, the beginning of an id, a
+.jsonl file of runs, or a vLLM log. Without them the last green run is compared with the last one.
+Exit code 0: nothing moved beyond its tolerance; 1: something did; 3: there is no such run.
+"""
+
+from __future__ import annotations
+
+from membudget.commands import Result
+from membudget.commands.common import NotHere
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.history import Drift, Move
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget diff`."""
+    add = parser.add_argument
+    add("before", metavar="A", nargs="?", help="the run before; default: last-green")
+    add("after", metavar="B", nargs="?", help="the run after; default: last")
+    add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
+    add("--budget", metavar="TEXT", help="only budgets with this in their name")
+    add("--markdown", action="store_true", help="as Markdown, for a comment on a commit or a pull request")
+
+
+def run(args: Arguments) -> Result:
+    """Find both runs, compare."""
+    from membudget.history import SelectError, compare, read_folder, runs_folder, select
+
+    found = read_folder(runs_folder(args.runs))
+    try:
+        after = select(args.after or "last", found.records)
+        before = select(args.before or "last-green", found.records, after)
+    except SelectError as error:
+        raise NotHere(str(error)) from None
+    wanted = [name for name in (*before.budgets, *after.budgets) if (args.budget or "") in name]
+    drift = compare(before, after, found.records, budgets=wanted)
+    problems = [str(problem) for problem in found.problems]
+    return Result(1 if drift.beyond else 0, as_json(drift, problems), lambda: _text(drift, problems, args.markdown))
+
+
+def as_json(drift: Drift, problems: list[str]) -> dict[str, Any]:
+    """The comparison as documented JSON."""
+    return {
+        "before": drift.old.id,
+        "after": drift.new.id,
+        "differences": [item._asdict() for item in drift.differences],
+        "moved": bool(drift.beyond),
+        "unexplained": len(drift.unexplained),
+        "moves": [_move(move) for move in drift.moves],
+        "same": drift.same,
+        "changed": {name: [item._asdict() for item in items] for name, items in drift.changed.items()},
+        "lost": list(drift.lost),
+        "only_before": list(drift.only_before),
+        "only_after": list(drift.only_after),
+        "problems": problems,
+    }
+
+
+def _move(move: Move) -> dict[str, Any]:
+    since = move.since
+    return {
+        "budget": move.budget,
+        "line": move.line,
+        "side": move.side,
+        "before": move.before,
+        "after": move.after,
+        "unit": move.unit,
+        "off": move.off,
+        "share": move.share,
+        "beyond": move.beyond,
+        "explained": move.explained,
+        "since": None
+        if since is None
+        else {
+            "before": since.before.id,
+            "after": since.after.id,
+            "versions": [item._asdict() for item in since.versions],
+        },
+        "changes": [{**known.change._asdict(), "certain": known.certain} for known in move.changes],
+    }
+
+
+def _text(drift: Drift, problems: list[str], markdown: bool) -> str:
+    from membudget.history.text import drift_lines
+    from membudget.report.terminal import Terminal
+
+    lines = drift_lines(drift, Terminal() if markdown else Terminal.of())
+    lines += [f"not read: {problem}" for problem in problems]
+    if not markdown:
+        return "\n".join(lines)
+    title = f"{len(drift.beyond)} lines moved" if drift.beyond else "nothing moved"
+    return "\n".join([f"### membudget: {title}", "", "```", *lines, "```"])

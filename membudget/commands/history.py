@@ -1,0 +1,81 @@
+"""Runs that were recorded: a table of them, and the course of every budget's lines.
+
+Records are made with `pytest --record` and by the nightly matrix; they lie in runs/, one file a machine.
+Exit code 0: runs are there; 3: none is.
+"""
+
+from __future__ import annotations
+
+from membudget.commands import Result
+from membudget.commands.common import NotHere, count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.commands.arguments import Arguments, Declares
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget history`."""
+    add = parser.add_argument
+    add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
+    add("--budget", metavar="TEXT", help="only budgets with this in their name")
+    add("--line", metavar="TEXT", help="only lines with this in their name: kv_cache, pool_tokens")
+    add("--machine", metavar="NAME", help="only runs of this machine")
+    add("--source", metavar="TEXT", help="only runs with this in their source: spark, survey")
+    add("--last", metavar="N", default="20", help="only the last N runs; default: 20")
+
+
+def run(args: Arguments) -> Result:
+    """Read, choose, draw."""
+    from membudget.history import read_folder, runs_folder
+
+    folder, most = runs_folder(args.runs), count("--last", args.last, 10**6)
+    found = read_folder(folder)
+    runs = [
+        item
+        for item in found.records
+        if args.machine in (None, item.machine_name) and (args.source or "") in item.source
+    ][-most:]
+    problems = [str(problem) for problem in found.problems]
+    if not runs:
+        more = f" ({problems[0]})" if problems else ""
+        raise NotHere(f"{folder}: no run of this kind is recorded{more}; `pytest --record` makes one")
+    from membudget.history.text import series
+
+    rows = series(runs, args.budget or "", args.line or "")
+    document = {
+        "folder": folder,
+        "runs": [
+            {
+                "id": item.id,
+                "time": item.time,
+                "source": item.source,
+                "machine": item.machine,
+                "versions": item.versions,
+                "flags": item.flags,
+                "commit": item.commit,
+                "green": item.green,
+                "reference": item.reference or None,
+                "skipped": item.skipped,
+            }
+            for item in runs
+        ],
+        "lines": [
+            {"budget": budget, "line": line, "side": side, "values": values}
+            for (budget, line, side), values in rows.items()
+        ],
+        "problems": problems,
+    }
+
+    def text() -> str:
+        from membudget.history.text import lines_table, runs_table
+        from membudget.report.terminal import Terminal
+
+        terminal = Terminal.of()
+        lines = runs_table(runs)
+        drawn = lines_table(runs, args.budget or "", args.line or "", terminal.unicode)
+        lines += ["", *drawn] if drawn else []
+        lines += [f"not read: {problem}" for problem in problems]
+        return "\n".join(lines)
+
+    return Result(0, document, text)

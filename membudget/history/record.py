@@ -1,0 +1,184 @@
+"""One run on one machine, as it is kept: what ran, with which versions, and every line predicted and measured.
+
+The schema has a number.  A record of a schema that is not known is refused by name; one of
+an older schema is upgraded as a whole (`UPGRADES`) or refused, never half-read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+#: The schema that is written.
+SCHEMA = 1
+#: How a record of an older schema becomes one of the next, by the older one's number.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UNITS = ("bytes", "count", "word")
+VERDICTS = ("passed", "failed", "recorded")
+
+
+class RecordError(ValueError):
+    """A record that is not one: says which field, what it is and what is allowed."""
+
+
+class Line(NamedTuple):
+    """One line of a budget: ``weights``, ``kv_cache``, ``overhead.cuda_context``, ``pool_tokens``.
+
+    predicted, measured: bytes, a count or a word; None where there is none.
+    unit: ``bytes``, ``count`` or ``word``.  allowed: a tolerance as in budgets, "" for the default.
+    """
+
+    predicted: int | str | None = None
+    measured: int | str | None = None
+    unit: str = "bytes"
+    allowed: str = ""
+
+
+class Entry(NamedTuple):
+    """What a run says of one budget.
+
+    verdict: ``passed``, ``failed``, or ``recorded`` (nothing was judged).  settings: what was asked,
+    flags of the engine included.  why: the first line of a failure.
+    """
+
+    verdict: str
+    lines: dict[str, Line]
+    settings: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple default, never written to)
+    why: str = ""
+
+
+class Record(NamedTuple):
+    """One run.
+
+    id: unique, begins with the time.  time: UTC, ISO 8601.  source: what made it (``pytest -m math``).
+    machine: name, title, memory (bytes), driver, cuda, kernel, arch.  versions: of everything that moves
+    bytes.  flags: environment variables that do.  commit: of the project, ``-dirty`` behind it; or "".
+    reference: why this run is the new reference; "" where it is an ordinary one.
+    skipped: budgets that could not be asked, with the reason.
+    """
+
+    id: str
+    time: str
+    source: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    budgets: dict[str, Entry]
+    flags: dict[str, str] = {}  # noqa: RUF012
+    commit: str = ""
+    reference: str = ""
+    skipped: dict[str, str] = {}  # noqa: RUF012
+
+    @property
+    def green(self) -> bool:
+        """Whether nothing failed."""
+        return bool(self.budgets) and all(entry.verdict != "failed" for entry in self.budgets.values())
+
+    @property
+    def machine_name(self) -> str:
+        """What its file is called after."""
+        return str(self.machine.get("name", "unknown"))
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as it is written; empty fields are left out."""
+        out: dict[str, Any] = {"schema": SCHEMA, "id": self.id, "time": self.time, "source": self.source}
+        out["machine"], out["versions"] = self.machine, self.versions
+        for name in ("flags", "commit", "reference", "skipped"):
+            if getattr(self, name):
+                out[name] = getattr(self, name)
+        out["budgets"] = {budget: _entry_json(entry) for budget, entry in self.budgets.items()}
+        return out
+
+
+def from_json(raw: object) -> Record:
+    """Read one record.  Raises `RecordError` that names the field."""
+    if not isinstance(raw, dict):
+        raise RecordError(f"a record is an object, this is {_kind(raw)}")
+    schema = raw.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool):
+        raise RecordError(f"schema is {schema!r}: a record says which schema it has, a whole number up to {SCHEMA}")
+    if schema > SCHEMA:
+        raise RecordError(
+            f"schema {schema} is newer than {SCHEMA}, the newest that is known: install a newer membudget"
+        )
+    while schema < SCHEMA:
+        if schema not in UPGRADES:
+            raise RecordError(f"schema {schema} is not read any more; known is {SCHEMA}")
+        raw = UPGRADES[schema](dict(raw))
+        schema += 1
+    return _read(dict(raw))
+
+
+def _read(raw: dict[str, Any]) -> Record:
+    known = ("schema", *Record._fields)
+    unknown = sorted(set(raw) - set(known))
+    if unknown:
+        raise RecordError(f"unknown field {unknown[0]!r}; schema {SCHEMA} has {', '.join(known)}")
+    for name in ("id", "time", "source"):
+        if not isinstance(raw.get(name), str) or not raw[name]:
+            raise RecordError(f"{name} is {raw.get(name)!r}: text is needed")
+    for name in ("commit", "reference"):
+        if not isinstance(raw.get(name, ""), str):
+            raise RecordError(f"{name} is {_kind(raw[name])}: text is needed")
+    for name in ("versions", "flags", "skipped"):
+        table = raw.get(name, {})
+        if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+            raise RecordError(f"{name} is no table of names and texts")
+    for name in ("machine", "budgets"):
+        if not isinstance(raw.get(name), dict):
+            raise RecordError(f"{name} is {_kind(raw.get(name))}: a table is needed")
+    budgets = {name: _entry(name, value) for name, value in raw["budgets"].items()}
+    return Record(**{**{key: value for key, value in raw.items() if key != "schema"}, "budgets": budgets})
+
+
+def _entry(budget: str, raw: object) -> Entry:
+    if not isinstance(raw, dict) or set(raw) - set(Entry._fields) or not isinstance(raw.get("lines"), dict):
+        raise RecordError(f"budgets.{budget} is no object of {', '.join(Entry._fields)}")
+    if raw.get("verdict") not in VERDICTS:
+        raise RecordError(f"budgets.{budget}.verdict is {raw.get('verdict')!r}; allowed are {', '.join(VERDICTS)}")
+    if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
+        raise RecordError(f"budgets.{budget}: settings is a table and why a text")
+    lines = {name: _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
+    return Entry(raw["verdict"], lines, raw.get("settings", {}), raw.get("why", ""))
+
+
+def _line(where: str, raw: object) -> Line:
+    if not isinstance(raw, dict) or set(raw) - set(Line._fields):
+        raise RecordError(f"{where} is no object of {', '.join(Line._fields)}")
+    line = Line(**raw)
+    if line.unit not in UNITS or not isinstance(line.allowed, str):
+        raise RecordError(f"{where}: unit is one of {', '.join(UNITS)}, allowed is a text")
+    wanted = str if line.unit == "word" else int
+    for side in ("predicted", "measured"):
+        value = getattr(line, side)
+        if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+            raise RecordError(
+                f"{where}.{side} is {value!r}: {'a word' if wanted is str else 'a whole number'} is needed"
+            )
+    return line
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    out: dict[str, Any] = {"verdict": entry.verdict}
+    if entry.settings:
+        out["settings"] = entry.settings
+    if entry.why:
+        out["why"] = entry.why
+    out["lines"] = {name: _line_json(line) for name, line in entry.lines.items()}
+    return out
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in line._asdict().items()
+        if value is not None and value != Line._field_defaults.get(name)
+    }
+
+
+def _kind(value: object) -> str:
+    return {dict: "an object", list: "a list", str: "a text", type(None): "nothing"}.get(type(value), repr(value))
+
+
+def as_table(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Values as texts, without those that are None."""
+    return {str(name): str(value) for name, value in raw.items() if value is not None}

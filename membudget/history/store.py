@@ -1,0 +1,228 @@
+"""Records on disk: one JSON line each, one file a machine, safe against concurrent writers and a kill at any moment.
+
+A writer locks the file, writes the whole line at once and syncs it.  A line that was torn by
+a crash is moved into a file of its own beside (``<machine>.torn-<digest>``) before the next
+record is written; a reader names it and reads the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from membudget.history.record import Record, RecordError, from_json
+
+SUFFIX = ".jsonl"
+#: Longer lines are no records: a damaged file must not fill the memory.
+MAX_LINE = 64 * 2**20
+
+
+class Problem(NamedTuple):
+    """A line that is no record.  torn: the last one, cut by a crash."""
+
+    path: str
+    line: int
+    text: str
+    torn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+class Runs(NamedTuple):
+    """Records in the order of their time, and what could not be read."""
+
+    records: tuple[Record, ...]
+    problems: tuple[Problem, ...]
+
+
+def file_of(folder: str, machine: str) -> str:
+    """The file of a machine's records."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in machine).strip(".-")
+    return os.path.join(folder, (safe or "unknown") + SUFFIX)
+
+
+def append(record: Record, folder: str) -> str:
+    """Add a record to its machine's file, made where there is none; returns the file's path.
+
+    Raises `OSError` where it cannot be written; the file is then as it was.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = file_of(folder, record.machine_name)
+    text = json.dumps(record.as_json(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    from_json(json.loads(text))  # what cannot be read again is not written
+    append_line(path, text.encode())
+    return path
+
+
+def append_line(path: str, line: bytes) -> None:
+    """Write one line at the end of a file: locked, at once, synced."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        with _locked(handle, exclusive=True):
+            lead = _mend(handle, path)
+            size = os.fstat(handle).st_size
+            left = lead + line + b"\n"
+            try:
+                while left:  # a single write, unless the disk takes it in parts
+                    left = left[os.write(handle, left) :]
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, size)
+                raise
+    finally:
+        os.close(handle)
+    _sync_folder(os.path.dirname(path) or ".")
+
+
+def read(path: str) -> Runs:
+    """Every record of one file; what cannot be read is a `Problem`, and never stops the rest."""
+    with open(path, "rb") as file, _locked(file.fileno(), exclusive=False):
+        content = file.read()
+    records: list[Record] = []
+    problems: list[Problem] = []
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        last = number == len(lines)
+        try:
+            records.append(from_json(_parse(line)))
+        except RecordError as error:
+            problems.append(Problem(path, number, str(error)))
+        except ValueError as error:
+            why = "cut off by a crash" if last else "no JSON"
+            problems.append(Problem(path, number, f"{why}: {error}", torn=last))
+    return Runs(tuple(sorted(records, key=lambda record: (record.time, record.id))), tuple(problems))
+
+
+def read_folder(folder: str) -> Runs:
+    """Every record of every machine in a folder; no records where there is no folder."""
+    records: list[Record] = []
+    problems: list[Problem] = []
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for name in names:
+        path = os.path.join(folder, name)
+        if name.endswith(SUFFIX):
+            found = read(path)
+            records += found.records
+            problems += found.problems
+        elif f"{SUFFIX}.torn-" in name:
+            problems.append(Problem(path, 1, "the part of a record that a crash left; kept, not read", torn=True))
+    unique = {record.id: record for record in records}
+    return Runs(tuple(sorted(unique.values(), key=lambda record: (record.time, record.id))), tuple(problems))
+
+
+def _parse(line: bytes) -> object:
+    if len(line) > MAX_LINE:
+        raise RecordError(f"a line of {len(line):,} bytes is no record")
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _mend(handle: int, path: str) -> bytes:
+    """Look at the end of the file: what must stand before the next line.  A torn line is put aside first."""
+    size = os.fstat(handle).st_size
+    if not size:
+        return b""
+    start, tail = size, b""
+    while start > 0 and b"\n" not in tail:
+        step = min(65536, start)
+        start -= step
+        os.lseek(handle, start, os.SEEK_SET)
+        tail = _read_exactly(handle, step) + tail
+    tail = tail.rpartition(b"\n")[2]
+    if not tail:
+        return b""
+    try:
+        if isinstance(json.loads(tail), dict):
+            return b"\n"  # whole, only its end of line is missing
+    except (ValueError, RecursionError):
+        pass
+    _put_aside(path, tail)
+    os.ftruncate(handle, size - len(tail))
+    return b""
+
+
+def _put_aside(path: str, tail: bytes) -> None:
+    """Keep a torn line in a file of its own, named after its content: doing it twice is doing it once."""
+    import hashlib
+
+    place = f"{path}.torn-{hashlib.sha256(tail).hexdigest()[:8]}"
+    with open(place, "wb") as file:
+        file.write(tail)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_exactly(handle: int, size: int) -> bytes:
+    out = b""
+    while len(out) < size:
+        piece = os.read(handle, size - len(out))
+        if not piece:
+            break
+        out += piece
+    return out
+
+
+def _sync_folder(folder: str) -> None:
+    """The name of a new file survives a crash too; not every system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked(handle: int, *, exclusive: bool) -> Iterator[None]:
+    """Hold the file's lock.  Where a file system has none, a single write is still whole."""
+    try:
+        import fcntl
+    except ImportError:
+        with _locked_windows(handle):
+            yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def _locked_windows(handle: int) -> Iterator[None]:
+    """One byte far behind the end of the file stands for it: msvcrt's locks keep others from reading, too."""
+    import msvcrt
+    import time
+    from typing import Any
+
+    system: Any = msvcrt  # its functions exist on Windows only
+    place = 2**62
+
+    def move() -> None:
+        os.lseek(handle, place, os.SEEK_SET)
+
+    while True:
+        move()
+        try:
+            system.locking(handle, system.LK_NBLCK, 1)
+            break
+        except OSError:
+            time.sleep(0.01)
+    os.lseek(handle, 0, os.SEEK_SET)
+    try:
+        yield
+    finally:
+        move()
+        system.locking(handle, system.LK_UNLCK, 1)

