@@ -95,7 +95,9 @@ def _matches(pattern: str, line: str) -> bool:
 def _change(where: str, raw: Any) -> Change:
     if not isinstance(raw, dict) or set(raw) - set(Change._fields):
         raise ChangesError(f"{where}: allowed are {', '.join(Change._fields)}")
-    values = {name: tuple(raw[name]) if name in ("lines", "caches") else str(raw[name]) for name in raw}
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        values[name] = tuple(value) if name in ("lines", "caches") else str(value)
     try:
         change = Change(**values)
     except TypeError as error:

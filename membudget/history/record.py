@@ -97,9 +97,7 @@ def from_json(raw: object) -> Record:
     if not isinstance(schema, int) or isinstance(schema, bool):
         raise RecordError(f"schema is {schema!r}: a record says which schema it has, a whole number up to {SCHEMA}")
     if schema > SCHEMA:
-        raise RecordError(
-            f"schema {schema} is newer than {SCHEMA}, the newest that is known: install a newer membudget"
-        )
+        raise RecordError(f"schema {schema} is newer than {SCHEMA}, the newest known here: install a newer membudget")
     while schema < SCHEMA:
         if schema not in UPGRADES:
             raise RecordError(f"schema {schema} is not read any more; known is {SCHEMA}")
@@ -151,9 +149,8 @@ def _line(where: str, raw: object) -> Line:
     for side in ("predicted", "measured"):
         value = getattr(line, side)
         if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
-            raise RecordError(
-                f"{where}.{side} is {value!r}: {'a word' if wanted is str else 'a whole number'} is needed"
-            )
+            kind = "a word" if wanted is str else "a whole number"
+            raise RecordError(f"{where}.{side} is {value!r}: {kind} is needed")
     return line
 
 

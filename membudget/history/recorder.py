@@ -172,12 +172,13 @@ def rows_to_lines(rows: Iterable[Any]) -> dict[str, Line]:
     out: dict[str, Line] = {}
     for row in rows:
         unit = row.unit if row.unit in ("bytes", "count") else "word"
-        values = [row.predicted, row.measured]
-        if unit == "word":
-            values = [None if value is None else str(value) for value in values]
-        else:
-            values = [
-                int(value) if isinstance(value, int) and not isinstance(value, bool) else None for value in values
-            ]
+        values = [_value(value, unit) for value in (row.predicted, row.measured)]
         out[row.name] = Line(values[0], values[1], unit, "" if row.allowed is None else str(row.allowed))
     return out
+
+
+def _value(value: Any, unit: str) -> int | str | None:
+    """A word for a word, a whole number for the rest; None for what is neither."""
+    if unit == "word":
+        return None if value is None else str(value)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

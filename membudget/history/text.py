@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from membudget.history.drift import Drift, Move, Since
@@ -15,6 +16,8 @@ PLAIN_BARS = "_.-=+*#@"
 #: Moves that are told in full; more are counted.
 SHOWN = 20
 DAY = 10
+#: One value a run, None where the run does not have it.
+Values = list[int | str | None]
 
 
 def sparkline(values: Sequence[int | None], unicode: bool = True) -> str:
@@ -116,18 +119,22 @@ def drift_lines(drift: Drift, terminal: Terminal | None = None) -> list[str]:
         lines.append(f"and {len(beyond) - SHOWN:,} more")
     within = [move for move in drift.moves if not move.beyond]
     if within:
-        lines.append(
-            f"within tolerance: {'; '.join(headline(move) for move in within[:5])}" + ("; ..." * (len(within) > 5))
-        )
-    if drift.lost:
-        lines.append(f"measured before, not now: {', '.join(drift.lost[:10])}" + (", ..." * (len(drift.lost) > 10)))
-    for title, names in (("only before", drift.only_before), ("new", drift.only_after)):
+        lines.append(f"within tolerance: {_some([headline(move) for move in within], '; ')}")
+    for title, names in (
+        ("measured before, not now", drift.lost),
+        ("only before", drift.only_before),
+        ("new", drift.only_after),
+    ):
         if names:
-            lines.append(
-                f"{title}: {', '.join(names[:10])}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-            )
+            lines.append(f"{title}: {_some(names)}")
     lines.append(_sum(drift))
     return lines
+
+
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return between.join(names[:10]) + more
 
 
 def _sum(drift: Drift) -> str:
@@ -178,7 +185,7 @@ def lines_table(runs: Sequence[Record], budget: str = "", line: str = "", unicod
     for (name, part, side), values in series(runs, budget, line).items():
         known = [value for value in values if value is not None]
         unit = next(run.budgets[name].lines[part].unit for run in runs if part in _lines(run, name))
-        changes = sum(one != other for one, other in zip(known, known[1:], strict=False))
+        changes = sum(one != other for one, other in itertools.pairwise(known))
         numbers = [value if isinstance(value, int) else None for value in values]
         rows.append(
             (
@@ -195,16 +202,14 @@ def lines_table(runs: Sequence[Record], budget: str = "", line: str = "", unicod
     return table(rows, "<<<<>>>>") if len(rows) > 1 else []
 
 
-def series(
-    runs: Sequence[Record], budget: str = "", line: str = ""
-) -> dict[tuple[str, str, str], list[int | str | None]]:
+def series(runs: Sequence[Record], budget: str = "", line: str = "") -> dict[tuple[str, str, str], Values]:
     """(budget, line, side) -> one value a run, None where a run does not have it; without the rows that are empty."""
     keys: dict[tuple[str, str], None] = {}
     for run in runs:
         for name, entry in run.budgets.items():
             if budget in name:
                 keys |= {(name, part): None for part in entry.lines if line in part}
-    found: dict[tuple[str, str, str], list[int | str | None]] = {}
+    found: dict[tuple[str, str, str], Values] = {}
     for name, part in keys:
         for side in ("predicted", "measured"):
             values = [getattr(_lines(run, name).get(part, Line()), side) for run in runs]
