@@ -18,7 +18,7 @@ from membudget.model import CacheSpec, ConfigError, Model
 from membudget.records import NamedTuple
 
 #: Since this version MLA's compressed latent is cached; before it, the expanded heads.
-LATENT_SINCE = (5, 0)
+LATENT_SINCE = (5, 15)
 KINDS = ("dynamic", "static")
 STAGES = ("prefill", "decode")
 
@@ -113,6 +113,11 @@ def _layer(spec: CacheSpec, run: _Run, model: Model) -> tuple[int, int]:
     states = sum(state.elements * (4 if state.fp32 else run.width) for state in spec.states)
     if not run.tokens:
         return 0, 0
+    if not run.prefill and not run.static:
+        # RecurrentGemma's conv1d is a view without the first column.
+        behind = sum(state.elements // state.columns * run.width for state in spec.states if state.name == "conv1d")
+    else:
+        behind = 0
     window = _window(spec)
     if run.static:
         kept = size * min(run.tokens, spec.window or run.tokens) + states
@@ -121,7 +126,7 @@ def _layer(spec: CacheSpec, run: _Run, model: Model) -> tuple[int, int]:
     if window:
         tensors, stored = min(run.tokens, window - 1), run.tokens if run.prefill else min(run.tokens, window)
     more, more_stored = _compressed(spec, run) if spec.entry else (0, 0)
-    return size * tensors + states + more, size * stored + states + more_stored
+    return size * tensors + states + more, size * stored + states + behind + more_stored
 
 
 def _window(spec: CacheSpec) -> int:

@@ -16,6 +16,7 @@ def mla(
     gate: str | None = None,
     rope_norm: str | None = None,
     twin_q: bool = False,
+    index_fp32: bool = False,
     name: str = "self_attn.",
     out: str = "o_proj",
 ) -> Block:
@@ -24,6 +25,7 @@ def mla(
     bias: on q_a, kv_a and the output.  indexer: on layers that pick their own keys.
     gate: name of a gate of one value a head, or ``gate:wide`` for one a channel.
     rope_norm: name of a norm over the rotary part of the key.
+    index_fp32: the indexer's keys are cached in fp32 (dots3).
     twin_q: q_b reads two low ranks and makes a gate too, value-sized a head (A.X-K2).
     """
 
@@ -58,7 +60,8 @@ def mla(
         if "sliding" in layer.kind:
             return CacheSpec(layer.index, "sliding", latent=rank, rope=rope, window=c.integer("sliding_window"))
         index = c.integer("index_head_dim") if flag(layer, indexer) else 0
-        return CacheSpec(layer.index, "latent", latent=rank, rope=rope, index=index)
+        fp32 = index_fp32 and index > 0
+        return CacheSpec(layer.index, "latent", latent=rank, rope=rope, index=index, index_fp32=fp32)
 
     return Block(tensors, cache)
 

@@ -153,6 +153,33 @@ def qwen_window(config: Config) -> list[str]:
     return ["full_attention" if index < start else "sliding_attention" for index in range(count)]
 
 
+def all_if_used(config: Config) -> list[str]:
+    """Every layer slides, if use_sliding_window says so (Qwen3-MoE)."""
+    return sliding_if_set(config) if config.flag("use_sliding_window") else ["full_attention"] * config.layers
+
+
+def slide_from(config: Config) -> list[str]:
+    """Layers from max_window_layers on slide when sliding_window is set (dots.llm1)."""
+    count = config.layers
+    start = config.size("max_window_layers") if config.get("sliding_window") is not None else count
+    return ["full_attention" if index < start else "sliding_attention" for index in range(count)]
+
+
+def even_slide(config: Config) -> list[str]:
+    """Every other layer below max_window_layers slides, if use_sliding_window says so (Qwen2-MoE)."""
+    stop = config.size("max_window_layers") if config.flag("use_sliding_window") else 0
+    return ["full_attention" if index % 2 or index >= stop else "sliding_attention" for index in range(config.layers)]
+
+
+def unrotated_slide(config: Config) -> list[str]:
+    """Layers without rotary positions slide, if use_sliding_window says so (SmolLM3)."""
+    count = config.layers
+    every = config.integer("no_rope_layer_interval", 4)
+    rotary = config.integers("no_rope_layers", count) or [int((index + 1) % every != 0) for index in range(count)]
+    slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    return ["sliding_attention" if slides and not turned else "full_attention" for turned in rotary]
+
+
 def one_full_in(pattern: int, key: str = "sliding_window_pattern") -> Kinds:
     """Of every `pattern` layers the last attends to everything, the others slide."""
 

@@ -15,6 +15,7 @@ from membudget.model.families.base import (
     qwen_window,
     register,
     sliding_if_set,
+    unrotated_slide,
 )
 from membudget.model.feedforward import glu, half_gated, mlp
 from membudget.model.tensors import Tensor
@@ -34,7 +35,7 @@ def _stale_rotary(layer: Layer) -> Iterator[Tensor]:
 
 register("llama", LLAMA, glu(bias="mlp_bias"), Block(_stale_rotary))
 register("emu3_text_model internlm3 iquestcoder granite granite_docling_text", LLAMA, glu(bias="mlp_bias"))
-register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=qwen_window)
+register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=unrotated_slide)
 ONE_FULL_THEN_THREE = pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
 register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=ONE_FULL_THEN_THREE)
 register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)

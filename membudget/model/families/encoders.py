@@ -314,7 +314,7 @@ def _languages(layer: Layer) -> bool:
 
 register(
     "xlm",
-    Block(lambda layer: _xlm(layer.at("transformer.")), mha_cache),
+    Block(lambda layer: _xlm(layer.at("transformer."))),
     norms=(),
     root="transformer.",
     embed="embeddings",
@@ -347,7 +347,7 @@ def _xlnet(layer: Layer) -> Iterator[Tensor]:
 
 register(
     "xlnet",
-    Block(_xlnet, mha_cache),
+    Block(_xlnet),
     norms=(),
     root="transformer.",
     embed="word_embedding",

@@ -8,11 +8,13 @@ from membudget.model.config import Config
 from membudget.model.families.base import (
     PRE,
     SANDWICH,
+    all_if_used,
     alternating,
+    even_slide,
     first_dense,
     one_full_in,
-    qwen_window,
     register,
+    slide_from,
     sliding_if_set,
     sparse_step,
 )
@@ -55,10 +57,10 @@ register(
     "qwen2_moe",
     gqa(bias="qkv_bias", out_bias=False),
     dense_or(QWEN_SHARED, glu()),
-    kinds=qwen_window,
+    kinds=even_slide,
     ffn=sparse_step,
 )
-register("qwen3_moe qwen3_omni_moe_text", HEAD, dense_or(moe(), glu()), kinds=qwen_window, ffn=sparse_step)
+register("qwen3_moe qwen3_omni_moe_text", HEAD, dense_or(moe(), glu()), kinds=all_if_used, ffn=sparse_step)
 register("qwen3_vl_moe_text", HEAD, dense_or(moe(stacked=STACKED), glu()), ffn=sparse_step)
 register("mellum", HEAD, dense_or(moe(), glu()))
 register("olmoe", FULL, moe(width="intermediate_size"))
@@ -91,7 +93,7 @@ register(
     kinds=one_full_in(4),
     ffn=first_dense(),
 )
-register("dots1", HEAD, dense_or(shared_by("n_shared_experts"), glu()), kinds=qwen_window, ffn=first_dense())
+register("dots1", HEAD, dense_or(shared_by("n_shared_experts"), glu()), kinds=slide_from, ffn=first_dense())
 register(
     "glm4_moe glm4v_moe_text",
     gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm", dim=floor_dim),

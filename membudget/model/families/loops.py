@@ -8,7 +8,7 @@ from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, linear, norms, project, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
-from membudget.model.families.base import register
+from membudget.model.families.base import register, sliding_if_set
 from membudget.model.feedforward import glu
 from membudget.model.tensors import Tensor
 
@@ -201,4 +201,5 @@ register(
     glu(bias="mlp_bias"),
     weight("input_residual", "hidden_size"),
     weight("post_attention_residual", "hidden_size"),
+    kinds=sliding_if_set,
 )

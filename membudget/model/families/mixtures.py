@@ -206,9 +206,7 @@ def _jetmoe(layer: Layer) -> Iterator[Tensor]:
 
 def _jetmoe_cache(layer: Layer) -> CacheSpec:
     c = layer.config
-    return kv_spec(
-        layer, c.kv_heads * c.integer("num_experts_per_tok"), c.integer("kv_channels"), c.integer("kv_channels")
-    )
+    return kv_spec(layer, c.integer("num_key_value_heads"), c.integer("kv_channels"), c.integer("kv_channels"))
 
 
 def _jetmoe_heads(config: Config) -> dict[str, int]:

@@ -153,6 +153,7 @@ register(
         indexer=lambda layer: layer.kind == "indexed_attention",
         gate="g_proj",
         rope_norm="k_rope_only_layernorm",
+        index_fp32=True,
     ),
     dense_or(
         moe(shared=times("shared_experts_intermediate_size", "n_shared_experts"), bias_buffer=SCORE),

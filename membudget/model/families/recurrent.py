@@ -43,8 +43,8 @@ def _rg_lru(layer: Layer) -> Iterator[Tensor]:
 def _rg_cache(layer: Layer) -> CacheSpec:
     c = layer.config
     wide = c.integer("lru_width", c.integer("hidden_size"))
-    kept = wide * (c.integer("conv1d_width") - 1)
-    return recurrent(layer, State("conv", kept), State("rg_lru", wide, fp32=True))
+    columns = c.integer("conv1d_width") - 1
+    return recurrent(layer, State("conv1d", wide * columns, columns=columns), State("rg_lru", wide, fp32=True))
 
 
 def _half(layer: Layer) -> int:
