@@ -178,7 +178,7 @@ def main() -> int:
         if answer.version != a.version:
             raise SystemExit(f"the asked vLLM is {answer.version}, not {a.version}")
         rows = []
-        encoder = None
+        encoder = states = None
         for row in answer.rows:
             if row.num_blocks is None and row.block_size is None:
                 print(f"{name} {row.kv_cache_dtype}: {row.error}"[:300], file=sys.stderr)
@@ -186,9 +186,12 @@ def main() -> int:
             values = {**row.as_json(), "groups": len(row.groups) or None}
             rows.append([values[column] for column in COLUMNS])
             encoder = row.encoder_tokens
+            if a.platform == "cpu" and row.mamba_ssm_cache_dtype not in (None, "auto"):
+                states = row.mamba_ssm_cache_dtype  # the CPU decides: fp32 where it has AVX-512 BF16
         asked.append(
             {"model": name, "tp": tp, "pp": pp, "available": available, "engine": arguments, "params": answer.params}
             | ({"encoder_tokens": encoder} if encoder else {})
+            | ({"mamba_ssm_cache_dtype": states} if states else {})
             | {"rows": rows}
         )
         print(f"{name} tp {tp} pp {pp} {arguments or ''}: {len(rows)} rows, {answer.seconds} s", flush=True)

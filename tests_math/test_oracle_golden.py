@@ -47,6 +47,7 @@ def request(version: str, platform: str, asked: dict[str, Any], row: dict[str, A
     """The question of one row."""
     engine = dict(asked["engine"])
     off = engine.pop("disable_hybrid_kv_cache_manager", False)
+    states = {"mamba_ssm_cache_dtype": asked["mamba_ssm_cache_dtype"]} if "mamba_ssm_cache_dtype" in asked else {}
     return PoolRequest(
         model_of(asked["model"]),
         asked["available"],
@@ -59,7 +60,7 @@ def request(version: str, platform: str, asked: dict[str, Any], row: dict[str, A
         platform=platform,
         hybrid_manager=False if off else None,
         encoder_tokens=asked.get("encoder_tokens"),
-        **{ARGUMENTS[name]: value for name, value in engine.items()},
+        **{ARGUMENTS[name]: value for name, value in {**states, **engine}.items()},
     )
 
 

@@ -167,7 +167,7 @@ def _by_size(buckets: Sequence[Bucket], rules: Rules, why: list[str]) -> tuple[G
         count = cdiv(len(layers), size)
         if missing := -len(layers) % size:
             why.append(
-                f"{missing} padding {'layer' if missing == 1 else 'layers'}: {len(layers)} {spec.kind} layers in groups of {size}, "
+                f"padding layers {missing}: {len(layers)} {spec.kind} layers in groups of {size}, "
                 f"at most {100 * missing / len(layers):.2f}% of the pool is wasted (kv_cache_utils.py)"
             )
         for i in range(count):

@@ -50,6 +50,7 @@ class OracleRow(NamedTuple):
     tokens: int | None
     max_concurrency: float | None
     mamba_cache_mode: str | None
+    mamba_ssm_cache_dtype: str | None
     prefix_caching: bool | None
     encoder_tokens: int | None
     groups: tuple[Mapping[str, Any], ...]
@@ -248,6 +249,7 @@ def _row(raw: dict[str, Any]) -> OracleRow:
         tokens=raw.get("tokens"),
         max_concurrency=raw.get("concurrency"),
         mamba_cache_mode=raw.get("mamba_cache_mode"),
+        mamba_ssm_cache_dtype=raw.get("mamba_ssm_cache_dtype"),
         prefix_caching=raw.get("prefix_caching"),
         encoder_tokens=raw.get("max_num_encoder_input_tokens"),
         groups=tuple(raw.get("groups", ())),

@@ -286,6 +286,13 @@ def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dic
     return out
 
 
+def follows_length(config: Any, case: dict[str, Any]) -> bool:
+    """Whether a mamba block is as long as the longest request, so that another length is another config."""
+    length = config.model_config.max_model_len
+    block = getattr(config.cache_config, "mamba_block_size", None)
+    return block == length and case.get("max_model_len", length) != length
+
+
 def main(job: dict[str, Any]) -> dict[str, Any]:
     started = time.time()
     item = torch.Tensor.item
@@ -317,7 +324,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             row: dict[str, Any] = {"kv_cache_dtype": dtype, **case}
             answer["rows"].append(row)
             try:
-                if config is None or job.get("rebuild"):
+                if config is None or follows_length(config, case):
                     config = engine_config(job, dtype, case)
                     with set_current_vllm_config(config):
                         if not ready:
@@ -350,6 +357,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
                     block_size=cache.block_size,
                     mamba_block_size=getattr(cache, "mamba_block_size", None),
                     mamba_cache_mode=getattr(cache, "mamba_cache_mode", None),
+                    mamba_ssm_cache_dtype=getattr(cache, "mamba_ssm_cache_dtype", None),
                     dtype=str(config.model_config.dtype).removeprefix("torch."),
                 )
                 layers: dict[str, int] = {}
