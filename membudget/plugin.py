@@ -44,6 +44,7 @@ _OPTIONS = (
     ("runs", "DIR", False, "where records of runs lie (default: MEMBUDGET_RUNS, else ROOTDIR/runs)"),
     ("record", "", False, "add a record of this run: versions, and every line predicted and measured"),
     ("compare", "RUN", False, "fail where a line moved since RUN (last-green, last, reference, transformers==5.8.0)"),
+    ("dry-run", "", False, "measure nothing: print what would be loaded, and whether it would start"),
     ("accept-drift", "REASON", False, "record this run as the new reference; refused where CI is set"),
 )
 #: The name under which a report carries a budget's figures, also between xdist's processes.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from membudget.budget import Budget
 from membudget.engines import activations
-from membudget.formats import kv
+from membudget.engines.transformers import cache_bytes
 from membudget.probe.comparison import Row
 from membudget.schema import measure_defaults
 from membudget.tolerance import EXACT, Tolerance
@@ -23,7 +23,7 @@ EDGE_DECODE = 8
 #: Prompts at once in a growth measurement, at most; the slope needs no more.
 GROWTH_USERS = 4
 #: Single-token steps of the fragmentation measurement, and their batch.
-STEPS, STEPS_CPU, STEPS_USERS = 4000, 48, 8
+STEPS, STEPS_CPU, STEPS_USERS = 4000, 32, 8
 #: A process with torch in it, beside what it measures.
 PROCESS = GIB
 #: Where every live tensor is counted nothing is approximate.
@@ -90,6 +90,17 @@ def plan(budget: Budget, device: str) -> Plan:
     return maker.made(dtype)
 
 
+def transformers_version() -> tuple[int, ...]:
+    """Of the installed transformers, the newest that the arithmetic knows where there is none."""
+    from importlib import metadata
+
+    try:
+        parts = metadata.version("transformers").split(".")
+    except metadata.PackageNotFoundError:
+        return (5, 24)
+    return tuple(int(part) for part in parts[:2] if part.isdecimal())
+
+
 def tolerance(budget: Budget, name: str, device: str) -> Tolerance:
     """What the budget says, else this device's default."""
     said = budget.measure.get(name)
@@ -105,7 +116,7 @@ class _Maker:
         self.budget, self.device, self.model = budget, device, budget.model
         self.width = 4 if budget.format.name == "fp32" else 2
         self.weights = budget.format.weigh(budget.model).total
-        self.cache = kv.cache(budget.model, budget.kv_cache_dtype)
+        self.version = transformers_version()
         self.steps: list[dict[str, Any]] = []
         self.rows: list[Row] = []
         self.peak = self.weights
@@ -149,19 +160,19 @@ class _Maker:
         chunk = chunk if chunk < budget.ctx else 0
         self.steps.append({"do": "growth", "points": points, "decode": DECODE, "chunk": chunk})
         first, last = lengths[0], lengths[-1]
-        grown = self.cache.bytes(last) - self.cache.bytes(first)
+        grown = self._held(last) - self._held(first)
         slope = grown // max(last - first, 1)
         self.row(
             "kv_growth",
             "growth",
             slope,
-            f"({self.cache.bytes(last):,} - {self.cache.bytes(first):,}) bytes / {last - first:,} tokens of a sequence",
+            f"({self._held(last):,} - {self._held(first):,}) bytes / {last - first:,} tokens of a sequence",
             "kv_growth",
         )
-        self.row("kv_cache", "growth", batch * self.cache.bytes(last), self._cache_why(batch, last), "kv_cache")
+        self.row("kv_cache", "growth", self._held(last, batch), self._cache_why(batch, last), "kv_cache")
         self.row("freed", "growth", 0, "without the cache nothing but the weights is left", "kv_cache")
         step = activations.prefill(self.model, (chunk or budget.ctx) * batch, sequences=batch, width=self.width).bytes
-        self._peak(batch * self.cache.bytes(budget.ctx) + step)
+        self._peak(self._held(budget.ctx, batch) + step)
 
     def static(self) -> None:
         batch, length = min(self.budget.users, GROWTH_USERS), self.budget.ctx
@@ -169,7 +180,7 @@ class _Maker:
         self.row(
             "static_cache",
             "static",
-            batch * self.cache.bytes(length),
+            self._held(length, batch, "static"),
             f"the whole length at once: {self._cache_why(batch, length)}",
             "kv_cache",
         )
@@ -183,7 +194,7 @@ class _Maker:
             form = activations.prefill(self.model, tokens, logits=logits, width=self.width)
             self.row(name, "activations", None, f"the same forward on fake tensors, {tokens:,} tokens", "activations")
             self.row(f"{name}_closed_form", "activations", form.bytes, form.why)
-            self._peak(self.cache.bytes(tokens) + form.bytes)
+            self._peak(self._held(tokens) + form.bytes)
         size = activations.logits_bytes(self.model, tokens, self.width)
         vocab = size // (tokens * self.width)
         self.row(
@@ -200,12 +211,12 @@ class _Maker:
             )
             why = (
                 f"{users:,} x {ctx:,} tokens, {attention}, logits of {logits}: {form.moment} {short(form.bytes)} "
-                f"+ cache {short(users * self.cache.bytes(ctx))} + weights {short(self.weights)} "
+                f"+ cache {short(self._held(ctx, users))} + weights {short(self.weights)} "
                 f"under a ceiling of {short(self.ceiling)}"
             )
             self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit="word")
             self.row(f"{name}.peak", "break", None, "the same forward on fake tensors", "activations")
-            self._peak(min(users * self.cache.bytes(ctx) + form.bytes, max(self.ceiling - self.weights, 0)))
+            self._peak(min(self._held(ctx, users) + form.bytes, max(self.ceiling - self.weights, 0)))
 
     def fragmentation(self) -> None:
         cpu = self.device == "cpu"
@@ -219,7 +230,7 @@ class _Maker:
             )
             why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {cache} cache"
             self.row(f"fragmentation_{cache}", "fragmentation", None, why, "fragmentation")
-        size = batch * self.cache.bytes(steps)
+        size = self._held(steps, batch)
         self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
         self._peak(2 * size + activations.decode(self.model, batch, self.width).bytes)
 
@@ -234,7 +245,7 @@ class _Maker:
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
         self.steps.append({"do": "edge", **search})
         why = (
-            f"weights {short(self.weights)} + {most:,} x cache {short(self.cache.bytes(tokens - EDGE_DECODE))} + one prefill of all: "
+            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} + one prefill of all: "
             f"{short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
         )
         self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
@@ -242,9 +253,16 @@ class _Maker:
         self._peak(self.ceiling - self.weights)
 
     def _edge_bytes(self, users: int, tokens: int) -> int:
+        if not users:
+            return self.weights
         tokens -= EDGE_DECODE  # the prompt: its prefill is the peak
-        step = activations.prefill(self.model, max(users, 1) * tokens, sequences=max(users, 1), width=self.width).bytes
-        return self.weights + users * self.cache.bytes(tokens) + (step if users else 0)
+        step = activations.prefill(self.model, users * tokens, sequences=users, width=self.width).bytes
+        return self.weights + self._held(tokens, users) + step
+
+    def _held(self, tokens: int, batch: int = 1, kind: str = "dynamic") -> int:
+        """Bytes of the cache object's storages, as the installed transformers keeps them."""
+        held = cache_bytes(self.model, tokens, batch, kind=kind, version=self.version, dtype_bytes=self.width)
+        return held.storage
 
     def _peak_step(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
         self._trace(name, batch, tokens, attention, logits)
@@ -259,7 +277,7 @@ class _Maker:
         self.peak = max(self.peak, self.weights + over_weights)
 
     def _cache_why(self, batch: int, tokens: int) -> str:
-        return f"{batch:,} sequences x {self.cache.bytes(tokens):,} bytes at {tokens:,} tokens"
+        return f"{batch:,} sequences x {self._held(tokens):,} bytes at {tokens:,} tokens"
 
 
 def _describe(step: dict[str, Any]) -> str:

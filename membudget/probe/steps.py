@@ -33,6 +33,8 @@ class Bench:
         self.model: Any = None
         self.attention = "sdpa"
         self.weights = 0  # allocated with nothing but the model
+        meter.settle()
+        gc.freeze()
 
     def load(self) -> Any:
         """The model, with fused attention where it has that; loaded once."""
@@ -47,6 +49,7 @@ class Bench:
                 getattr(importlib.import_module(module), name)(self)
             self.meter.adopt([*self.model.parameters(), *self.model.buffers()])
             self.weights = self.meter.settle()
+            gc.freeze()  # half a second a collection otherwise: torch's and transformers' own objects
         return self.model
 
     def _load(self, attention: str) -> Any:

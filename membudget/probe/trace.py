@@ -93,12 +93,21 @@ def trace_edge(
     return {"users": found.most, "tried": found.tried, "peaks": peaks, "weights": base}
 
 
+#: Fake models of this process by what they were made from; they hold no bytes.
+_FAKES: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+
+
 def _fake(raw: dict[str, Any], dtype: str, attention: str) -> tuple[Any, Any]:
     """A fake mode and the model in it."""
+    import json
+
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return mode, models.fake_model(models.read_config(raw), dtype, attention, mode)
+    key = (json.dumps(raw, sort_keys=True), dtype, attention)
+    if key not in _FAKES:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        _FAKES[key] = mode, models.fake_model(models.read_config(raw), dtype, attention, mode)
+    return _FAKES[key]
 
 
 def summarize(found: list[Live]) -> list[Live]:

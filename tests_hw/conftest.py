@@ -1,0 +1,172 @@
+"""The hardware tests' budgets: the rehearsal's tiny ones and those of the run, each marked by its machine.
+
+A budget is measured once a session, by the first test that asks for it; at the end its
+worksheet is printed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from membudget.available import SPARK_GPU
+from membudget.budget import Budget
+from membudget.budget_file import Sources, load
+from membudget.detect import DetectError, detect
+from membudget.machines import THIS_MACHINE, Machine
+from membudget.probe.comparison import Comparison, Row
+from membudget.probe.measure import Settings, device_of, measure, refused
+from membudget.probe.plan import CannotMeasure, plan
+from membudget.report.failure import subject
+from membudget.report.worksheet import failure, lines, markdown
+
+HERE = Path(__file__).parent
+#: Seconds that two processes of one pytest run wait for each other on the CPU.
+WAIT = 900.0
+_DONE = pytest.StashKey[dict[str, Comparison]]()
+_DRY = pytest.StashKey[dict[str, str]]()
+
+
+def rehearsal(name: str = "") -> list[Budget]:
+    """The budgets of tiny models for the CPU; those whose id starts with `name`."""
+    files = load([HERE / "budgets"], Sources([str(HERE / "machines.yaml")]), str(HERE.parent))
+    problems = [file.error for file in files if file.problems]
+    assert not problems, "\n".join(problems)
+    return [item for file in files for item in file.budgets if item.id.startswith(name)]
+
+
+@pytest.fixture(scope="session")
+def budget(request: pytest.FixtureRequest) -> Budget:
+    """One budget of a machine that tests can run on."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every budget with the marker of its machine: cpu, cuda or spark."""
+    if "budget" not in metafunc.fixturenames or metafunc.module.__name__.rpartition(".")[2] != "test_budgets":
+        return
+    from membudget.plugin import _BUDGETS
+
+    given = [item for file in metafunc.config.stash[_BUDGETS].files for item in file.budgets]
+    params = []
+    for item in [*rehearsal(), *given]:
+        marker = _marker(item.machine)
+        if marker:
+            marks: list[Any] = [getattr(pytest.mark, marker)]
+            reason = _other_machine(item.machine) if marker == "cuda" else None
+            if reason:
+                marks.append(pytest.mark.skip(reason=reason))
+            params.append(pytest.param(item, id=item.id, marks=marks))
+    metafunc.parametrize("budget", params, indirect=True)
+
+
+@pytest.fixture
+def check(request: pytest.FixtureRequest, budget: Budget) -> Iterator[Callable[..., list[Row]]]:
+    """Measure a budget, once a session, and fail where lines of these groups do not hold."""
+    record = request.getfixturevalue("membudget_measured")
+
+    def ask(*groups: str) -> list[Row]:
+        comparison = _measured(request.config, budget)
+        rows = comparison.of(*groups)
+        record(rows)
+        if comparison.status == "refused":
+            pytest.skip(comparison.why)
+        if any(row.holds is False for row in rows) or (comparison.status != "done" and _lost(rows)):
+            where = f"{budget.file}:{budget.line}"
+            rerun = request.getfixturevalue("membudget_rerun")
+            about = _subject(budget)
+            pytest.fail(failure(comparison, rows, about, where, rerun), pytrace=False)
+        return rows
+
+    yield ask
+
+
+def _measured(config: pytest.Config, budget: Budget) -> Comparison:
+    done = config.stash.setdefault(_DONE, {})
+    if budget.id not in done:
+        try:
+            made = plan(budget, device_of(budget.machine))
+        except CannotMeasure as error:
+            pytest.skip(str(error))
+        if config.getoption("membudget_dry_run", False):
+            config.stash.setdefault(_DRY, {})[budget.id] = made.text() + f"\n  now: {refused(made) or 'it would start'}"
+            pytest.skip("--dry-run: nothing is loaded; see the end of the report")
+        done[budget.id] = measure(made, _settings(config, made.device, budget))
+    return done[budget.id]
+
+
+def _settings(config: pytest.Config, device: str, budget: Budget) -> Settings:
+    models = config.getoption("membudget_models", None)
+    found = None
+    for name in (budget.model.name, budget.model.name.replace("/", "--"), budget.model.name.rpartition("/")[2]):
+        place = os.path.join(models, name) if models else ""
+        if place and any(entry.endswith(".safetensors") for entry in _entries(place)):
+            found = place
+    if device == "cpu":  # counted exactly in its own process: others on this machine do not disturb it
+        return Settings(checkpoint=found, lock=f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}", wait=WAIT)
+    return Settings(checkpoint=found)
+
+
+def _entries(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def _lost(rows: list[Row]) -> bool:
+    return any(row.measured is None and row.note == "it did not run" for row in rows)
+
+
+def _subject(budget: Budget) -> str:
+    from membudget.ledger import predict
+
+    return subject(predict(budget))
+
+
+def _marker(machine: Machine) -> str | None:
+    """Where a budget of this machine runs; None for machines that tests do not reach (Metal, ROCm elsewhere)."""
+    if machine.name == "dgx-spark" or (machine.name == THIS_MACHINE and SPARK_GPU in machine.title):
+        return "spark"
+    return {"cpu": "cpu", "cuda": "cuda"}.get(machine.platform)
+
+
+def _other_machine(machine: Machine) -> str | None:
+    """Why a budget of some other card is not measured on this one."""
+    if machine.name == THIS_MACHINE:
+        return None
+    try:
+        here = detect()
+    except DetectError as error:
+        return str(error)
+    if here.platform != "cuda":
+        return None  # the marker's own reason says that there is no GPU
+    if abs(here.memory - machine.memory) * 20 <= machine.memory:
+        return None
+    return f"this budget is for {machine.name}, and this machine is a {here.title}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One worksheet a budget, and what a dry run would load; Markdown beside the records with --record."""
+    config = terminalreporter.config
+    done, dry = config.stash.get(_DONE, {}), config.stash.get(_DRY, {})
+    if dry:
+        terminalreporter.section("what would be loaded")
+        for text in dry.values():
+            terminalreporter.line(text)
+    if done and config.get_verbosity() >= 0:
+        terminalreporter.section("worksheets")
+        for comparison in done.values():
+            took = f"{comparison.seconds:.0f} s" + (f", {comparison.status}" if comparison.status != "done" else "")
+            terminalreporter.line(f"{comparison.budget} ({took})")
+            for text in lines(comparison.rows):
+                terminalreporter.line("  " + text)
+    if done and config.getoption("membudget_record", False):
+        from membudget.history import here
+
+        folder = here.runs_folder(config.getoption("membudget_runs", None), str(config.rootpath))
+        os.makedirs(folder, exist_ok=True)
+        for name in {device.partition(".")[2] or device for device in done}:
+            page = [item for key, item in done.items() if (key.partition(".")[2] or key) == name]
+            Path(folder, f"{name}.md").write_text(markdown(page, f"Worksheets of {name}"), encoding="utf-8")
