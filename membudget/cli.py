@@ -35,6 +35,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("pool", "pool", "vLLM's KV cache pool, to the block"),
     ("oracle", "oracle", "ask the installed vLLM for its own pool"),
     ("log", "log", "read the memory figures in a vLLM log"),
+    ("trace", "trace", "the exact peak of one prefill, on fake tensors"),
     ("probe", "probe", "measure a budget on this machine"),
     ("history", "history", "runs that were recorded, and their course"),
     ("diff", "diff", "what moved between two runs, since when, and why"),

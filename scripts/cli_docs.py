@@ -112,6 +112,26 @@ KEYS: dict[str, dict[str, str]] = {
         "version, params, layout, seconds": "of the vLLM that was asked",
         "rows": "one object a case, with `differences`",
     },
+    "trace": {
+        "model, model_class, tokens, batch, attention, logits, dtype": "what was traced",
+        "peak": "the most that was alive at once beside the weights, the KV cache included",
+        "cache, activations": "what the cache object holds of it; the rest",
+        "weights, buffers": "not in the peak",
+        "left": "what was alive when the forward was done",
+        "live": "what was alive at the peak: `module`, `op`, `shape`, `dtype`, `bytes`, alike ones together",
+        "closed_form, closed_form_why, closed_form_off": "what the arithmetic says of `activations`, and by how much it is off",
+        "versions, seconds": "of torch and transformers; how long it took",
+    },
+    "probe": {
+        "label, unified, usable, reclaimable": "without a budget: each reading a number or `{unknown: reason}`",
+        "mem_total, mem_available, mem_free, cached, swap_total, swap_free, rss, cgroup_current": "as Linux says",
+        "memory_pressure": "PSI some avg10, in thousandths of a percent",
+        "cuda_total, cuda_free, device_process, gpu_temperature": "as the driver says",
+        "torch_allocated, torch_reserved, torch_peak_allocated, torch_peak_reserved, mps_allocated, mps_driver": "torch",
+        "budgets": "with budgets: `budget`, `status`, `why`, `lines`, `seconds`, `lowest_available`",
+        "plans": "with --dry-run: `budget`, `refused` (why it would not start), `text`",
+        "not_measured": "budgets that cannot be measured, and why",
+    },
     "history": {
         "folder, runs": "where the records lie; `id`, `time`, `source`, `machine`, `versions`, `flags`, `commit`, "
         "`green`, `reference`, `skipped` of each run",

@@ -27,7 +27,7 @@ def main() -> int:
     line = sys.stdin.readline()
     _end_with(parent)
     request = json.loads(line)
-    say.stage("start", {"pid": os.getpid()})
+    say.stage("start", {"pid": os.getpid()}, read=True)
     results = answer(request, say)
     say.line({"result": {"steps": results}})
     return 0
@@ -46,6 +46,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
     from membudget.probe.steps import EARLY, STEPS, Bench, run_trace
 
     _quiet(torch, request["device"])
+    say.stage("ready", {"versions": _versions()})
     found: dict[str, Any] = {}
     bench: Bench | None = None
     for step in sorted(request["steps"], key=lambda step: step["do"] not in EARLY):
@@ -83,6 +84,15 @@ class _Voice:
     def stage(self, name: str, more: dict[str, Any], read: bool = False) -> None:
         """A report; with `read`, the machine's figures at this moment beside it."""
         self.line({"stage": name, **more, **({"readings": snap(name).as_json()} if read else {})})
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    found = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+    cuda = getattr(torch.version, "cuda", None)
+    return {**found, "cuda": str(cuda)} if cuda else found
 
 
 def _quiet(torch: Any, device: str) -> None:

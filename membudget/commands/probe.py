@@ -1,0 +1,120 @@
+"""Measure budgets on this machine, or, without one, show what this machine's memory looks like now.
+
+Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here, or did not start.
+"""
+
+from __future__ import annotations
+
+from membudget.commands import Result
+from membudget.commands.common import NotHere, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from membudget.commands.arguments import Arguments, Declares
+    from membudget.probe.comparison import Comparison
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget probe`."""
+    add = parser.add_argument
+    add("paths", metavar="BUDGET", nargs="*", help="budget files; without one: the machine's readings")
+    add("--machines", metavar="FILE", action="append", help="a YAML table of your own machines (repeatable)")
+    add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
+    add("--only", metavar="LINES", action="append", help="weights, growth, static, activations, break, ...; repeatable")
+    add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 12 GiB where unified")
+    add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
+
+
+def run(args: Arguments) -> Result:
+    """Measure, or look."""
+    if not args.paths:
+        return _look()
+    from membudget.budget_file import NoBudgets, Sources, load
+    from membudget.commands.common import InputError
+    from membudget.probe.measure import Settings, device_of, measure, refused
+    from membudget.probe.plan import CannotMeasure, plan
+
+    try:
+        files = load(args.paths, Sources(args.machines or (), args.models))
+    except NoBudgets as error:
+        raise InputError(str(error)) from None
+    problems = [file.error for file in files if file.problems]
+    if problems:
+        raise InputError("\n".join(problems))
+    settings = Settings(floor=size("--floor", args.floor) if args.floor else None, report=None)
+    done: list[Comparison] = []
+    plans, reasons = [], []
+    for budget in (budget for file in files for budget in file.budgets):
+        try:
+            made = plan(budget, device_of(budget.machine))
+        except CannotMeasure as error:
+            reasons.append(f"{budget.id}: {error}")
+            continue
+        if args.dry_run:
+            plans.append({"budget": budget.id, "refused": refused(made, settings), "text": made.text()})
+            continue
+        _needs(made.device)
+        done.append(measure(made, settings, args.only))
+    return _answer(done, plans, reasons)
+
+
+def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[str]) -> Result:
+    from membudget.report.worksheet import lines
+
+    document = {
+        "budgets": [
+            {
+                "budget": item.budget,
+                "status": item.status,
+                "why": item.why,
+                "lines": [row.as_json() for row in item.rows],
+                "seconds": round(item.seconds, 1),
+                "lowest_available": item.lowest,
+            }
+            for item in done
+        ],
+        "plans": plans,
+        "not_measured": reasons,
+    }
+    text = [f"{item['text']}\n  now: {item['refused'] or 'it would start'}" for item in plans]
+    for item in done:
+        text += [f"{item.budget}: {item.status}{': ' + item.why if item.why else ''}", *lines(item.rows)]
+        text += [f"  {row.name}: {row.note}" for row in item.broken]
+        text += [item.detail] if item.detail else []
+    text += [f"not measured: {reason}" for reason in reasons]
+    code = 0
+    if any(item.broken or item.status in ("killed", "crashed", "timeout") for item in done):
+        code = 1
+    elif any(item.status == "refused" for item in done) or (reasons and not done and not plans):
+        code = 3
+    return Result(code, document, lambda: "\n".join(text))
+
+
+def _look() -> Result:
+    from membudget.probe.readings import FIELDS, Unknown, snap
+    from membudget.report.terminal import table
+    from membudget.units import both
+
+    found = snap("now")
+    rows = []
+    for name in (*FIELDS, "usable", "reclaimable"):
+        item = getattr(found, name) if name in ("usable", "reclaimable") else found.fields[name]
+        if isinstance(item, Unknown):
+            rows.append((name, "unknown", item.reason))
+        elif name == "gpu_temperature":
+            rows.append((name, f"{item} degrees C", ""))
+        elif name == "memory_pressure":
+            rows.append((name, f"{item / 1000:.2f} %", "of the last 10 s some task waited for memory"))
+        else:
+            rows.append((name, f"{item:,} B", both(item)))
+    return Result(0, found.as_json(), lambda: "\n".join(table(rows, "<><")))
+
+
+def _needs(device: str) -> None:
+    from membudget.available import missing
+
+    lacks = missing("cuda" if device == "cuda" else "cpu")
+    if lacks:
+        raise NotHere(lacks)
