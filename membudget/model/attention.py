@@ -106,8 +106,7 @@ def _qk_norms(
         if not count:
             continue
         if kind == "each":
-            for head in range(count):
-                yield Tensor(f"{at}{name}.norms.{head}.weight", (dim,), "norms")
+            yield Tensor(f"{at}{name}.norms.*.weight", (dim,), "norms", count)
             continue
         shape = {"full": (count * dim,), "cohere": (count, dim)}.get(kind, (dim,))
         yield Tensor(f"{at}{name}.weight", shape, "norms")

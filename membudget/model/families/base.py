@@ -57,7 +57,7 @@ class Family:
         derive: Callable[[Config], dict[str, Any]] | None = None,
     ) -> None:
         self.layer, self.norms, self.norm_bias = layer, norms, norm_bias
-        self.kinds, self.ffn, self.layer_count = kinds or full, ffn or all_sparse, count
+        self.kinds, self.ffn, self.layer_count = kinds or full, ffn, count
         self.root, self.embed, self.layers_name, self.final, self.head = root, embed, layers, final, head
         self.final_bias = norm_bias if final_bias is None else final_bias
         self.embed_size, self.head_size, self.head_bias, self.tied = embed_size, head_size, head_bias, tied
@@ -73,7 +73,7 @@ class Family:
         """The model's layers, each with its kind."""
         count = config.layers if self.layer_count is None else self.layer_count(config)
         kinds = config.strings("layer_types", count) or self.kinds(config)
-        ffn = config.strings("mlp_layer_types", count) or self.ffn(config)
+        ffn = config.strings("mlp_layer_types", count) or (self.ffn(config) if self.ffn else ["sparse"] * count)
         short = min(len(kinds), len(ffn))
         if short < count:
             raise ConfigError(f"{config.source}: num_hidden_layers is {count:,}, and its layer pattern has {short:,}")
@@ -216,11 +216,6 @@ def one_full_linear(pattern: int = 4) -> Kinds:
 
 
 # ---- mlp_layer_types ------------------------------------------------------------------
-
-
-def all_sparse(config: Config) -> list[str]:
-    """Every layer has the same feed-forward part."""
-    return ["sparse"] * (config.size("num_hidden_layers") or 10_000)
 
 
 def first_dense(key: str = "first_k_dense_replace", default: int = 0) -> Kinds:

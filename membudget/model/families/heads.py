@@ -12,6 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.model.families.base import Family
 
+#: No published model has more than a few.
+MAX_HEADS = 64
+
 
 def mtp_layers(
     count: str = "num_nextn_predict_layers", own_embeddings: bool = False
@@ -24,11 +27,11 @@ def mtp_layers(
     """
 
     def tensors(family: Family, config: Config) -> Iterator[Tensor]:
-        number = config.size(count)
+        number = config.integer(count, 0, minimum=0, maximum=MAX_HEADS)
         if not number:
             return
         hidden, last = config.integer("hidden_size"), family.layers(config)[-1]
-        for index in range(config.layers, config.layers + min(number, 64)):
+        for index in range(config.layers, config.layers + number):
             layer = Layer(last.config, index, last.kind, f"{family.root}{family.layers_name}.{index}.", last.ffn)
             found: list[Tensor] = []
             for block in family.blocks:
@@ -50,7 +53,7 @@ def mtp_block(count: str = "mtp_num_hidden_layers") -> Callable[[Family, Config]
     """Qwen3-Next's and Qwen3.5's heads: layers of full attention under ``mtp.``, norms shared by all."""
 
     def tensors(family: Family, config: Config) -> Iterator[Tensor]:
-        number = config.size(count)
+        number = config.integer(count, 0, minimum=0, maximum=MAX_HEADS)
         if not number:
             return
         hidden = config.integer("hidden_size")
@@ -58,7 +61,7 @@ def mtp_block(count: str = "mtp_num_hidden_layers") -> Callable[[Family, Config]
         for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
             found.extend(norm(f"mtp.{name}", hidden))
         last = family.layers(config)[-1]
-        for index in range(min(number, 64)):
+        for index in range(number):
             layer = Layer(last.config, last.index, "full_attention", f"mtp.layers.{index}.", last.ffn)
             for block in family.blocks:
                 found.extend(block.tensors(layer))
@@ -74,14 +77,15 @@ LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def mtp_pattern(family: Family, config: Config) -> Iterator[Tensor]:
     """Nemotron-H's heads: the layers of mtp_hybrid_override_pattern, a projection and three norms."""
-    number, pattern = config.size("num_nextn_predict_layers"), config.get("mtp_hybrid_override_pattern", "*E")
+    number = config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_HEADS)
+    pattern = config.get("mtp_hybrid_override_pattern", "*E")
     if not number:
         return
-    if not isinstance(pattern, str) or not pattern or set(pattern) - set(LETTERS):
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= 100 or set(pattern) - set(LETTERS):
         raise config.error("mtp_hybrid_override_pattern", "is not a pattern", "a string of M, *, - and E")
     hidden = config.integer("hidden_size")
     found: list[Tensor] = []
-    for head in range(min(number, 64)):
+    for head in range(number):
         for index, letter in enumerate(pattern):
             at = f"mtp.layers.{head * len(pattern) + index}."
             layer = Layer(config, index, LETTERS[letter], at)

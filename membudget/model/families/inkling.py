@@ -177,7 +177,7 @@ def _loops(config: Config) -> dict[str, Any]:
 def _looped_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
     """Each pass through the loop keeps its own."""
     start, end = config.size("loop_layer_index_start"), config.size("loop_layer_index_end")
-    passes = min(config.integer("loop_num_passes", 1), 1000)
+    passes = config.integer("loop_num_passes", 1, maximum=100)
     order = [*layers[:start], *layers[start:end] * passes, *layers[end:]]
     return [_inkling_cache(layer)._replace(layer=index) for index, layer in enumerate(order)]
 

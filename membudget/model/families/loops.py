@@ -117,7 +117,7 @@ def _stack(config: Config) -> int:
 def _hrm_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
     """Every pass of every cycle keeps its own keys and values."""
     d, kv = config.head_dim, config.kv_heads
-    high, low = min(config.integer("H_cycles", 2), 100), min(config.integer("L_cycles", 3), 100)
+    high, low = config.integer("H_cycles", 2, maximum=30), config.integer("L_cycles", 3, maximum=30)
     return [CacheSpec(i, "full", kv, d, d) for i in range(high * (low + 1) * len(layers))]
 
 
@@ -140,7 +140,11 @@ def _dory_wide(layer: Layer) -> int:
 def _dory(config: Config) -> dict[str, Any]:
     """A layer is an attention and an MLP; some configs list the MLPs as layers of their own."""
     listed = config.get("layer_types")
-    sizes = {key: config.size(key) for key in ("num_hidden_layers", "n_input_layers", "n_output_layers")}
+    sizes = {
+        "num_hidden_layers": config.layers,
+        "n_input_layers": config.size("n_input_layers"),
+        "n_output_layers": config.size("n_output_layers"),
+    }
     middle = config.size("n_recurrent_layers")
     if isinstance(listed, list) and "mlp" in listed:
         sizes, middle, listed = {key: value // 2 for key, value in sizes.items()}, middle // 2, listed[::2]
@@ -157,7 +161,7 @@ def _dory(config: Config) -> dict[str, Any]:
 def _dory_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
     """The recurrent block's layers keep their own in every loop."""
     start, middle = config.integer("n_input_layers"), config.integer("n_recurrent_layers")
-    loops = min(config.integer("n_recurrent_loops", 1), 1000)
+    loops = config.integer("n_recurrent_loops", 1, maximum=100)
     order = [*layers[:start], *layers[start : start + middle] * loops, *layers[start + middle :]]
     cache = DORY_ATTENTION.cache
     assert cache is not None

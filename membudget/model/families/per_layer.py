@@ -69,7 +69,7 @@ def _altup(layer: Layer) -> Iterator[Tensor]:
 def _altup_projections(layer: Layer) -> Iterator[Tensor]:
     c = layer.config
     hidden = c.integer("hidden_size")
-    for index in range(min(c.integer("altup_num_inputs"), 1000) - 1):
+    for index in range(c.integer("altup_num_inputs", maximum=1000) - 1):
         yield Tensor(f"{layer.prefix}altup_projections.{index}.weight", (hidden, hidden), "other")
         yield Tensor(f"{layer.prefix}altup_unembed_projections.{index}.weight", (hidden, hidden), "other")
 

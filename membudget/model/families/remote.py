@@ -9,6 +9,7 @@ from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import PRE, first_dense, qwen_window, register
+from membudget.model.families.heads import MAX_HEADS
 from membudget.model.feedforward import glu, mlp, moe, times
 from membudget.model.tensors import Tensor
 
@@ -102,7 +103,7 @@ register(
 def _mimo_mtp(family: Any, config: Config) -> Iterator[Tensor]:
     """MiMo-7B: heads with their own input projection and norms."""
     hidden, last = config.integer("hidden_size"), family.layers(config)[-1]
-    for index in range(min(config.size("num_nextn_predict_layers"), 64)):
+    for index in range(config.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_HEADS)):
         layer = last.at(f"model.mtp_layers.{index}.")
         found = [tensor for block in family.blocks for tensor in block.tensors(layer)]
         found += linear(layer.prefix + "input_proj", hidden, 2 * hidden, "mtp")

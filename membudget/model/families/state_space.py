@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, together, when
 from membudget.model.caches import CacheSpec, State
-from membudget.model.config import Config
+from membudget.model.config import MAX_LAYERS, Config
 from membudget.model.families.base import all_of, register
 from membudget.model.families.heads import mtp_pattern
 from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
@@ -153,12 +153,14 @@ PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def _nemotron_kinds(config: Config) -> list[str]:
     listed = config.get("layers_block_type")
+    if isinstance(listed, list) and 0 < len(listed) <= MAX_LAYERS:
+        return config.strings("layers_block_type", len(listed)) or []
     if listed is not None:
-        return config.strings("layers_block_type", len(listed) if isinstance(listed, list) else 0) or []
+        raise config.error("layers_block_type", "is no list of layers", f"a list of 1 to {MAX_LAYERS:,} kinds")
     pattern = config.get("hybrid_override_pattern")
     if pattern is None and not config.has("num_hidden_layers"):
         return ["linear_attention", "moe", "full_attention", "mlp"]
-    if not isinstance(pattern, str) or not pattern or set(pattern) - set(PATTERN):
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_LAYERS or set(pattern) - set(PATTERN):
         raise config.error("hybrid_override_pattern", "is missing or not a pattern", "a string of M, *, - and E")
     return [PATTERN[letter] for letter in pattern]
 
