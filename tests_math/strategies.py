@@ -86,7 +86,9 @@ budget_junk = st.one_of(
     st.booleans(),
     st.integers(-3, 0),
     st.sampled_from([0.5, 8.25, -1.5]),
-    st.sampled_from(["", " ", "8G", "8 gb", "32k", "010", "1e3", "12:30", "on", "yes", "8,192", "-8", "x" * 70, "within 1", "GiB"]),
+    st.sampled_from(
+        ["", " ", "8G", "8 gb", "32k", "010", "1e3", "12:30", "on", "yes", "8,192", "-8", "x" * 70, "within 1", "GiB"]
+    ),
     st.just([]),
     st.just({}),
     st.just({"on": True}),
@@ -113,6 +115,9 @@ def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
         size.map(lambda text: f"within +{text} of {text}"),
     )
     share = st.sampled_from([0.25, 0.5, 1, 0.85])
+    vllm = {"gpu_memory_utilization": share, "block_size": count, "enforce_eager": st.booleans()}
+    measured = {"weights": tolerances().map(str), "pool_tokens": tolerances("count").map(str)}
+    broken = {"attention": "eager", "ctx": "16Ki", "outcome": "out_of_memory", "expect": {"scores": "16 GiB"}}
     parts: dict[str, st.SearchStrategy[Any]] = {
         "model": st.one_of(words, st.lists(words, min_size=1, max_size=2, unique=True)),
         "format": words,
@@ -122,7 +127,7 @@ def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
         "machine": words,
         "why": st.text("abc xyz.", min_size=1).filter(str.strip),
         "engine": st.one_of(
-            st.fixed_dictionaries({"vllm": st.fixed_dictionaries({}, optional={"gpu_memory_utilization": share, "block_size": count, "enforce_eager": st.booleans()})}),
+            st.fixed_dictionaries({"vllm": st.fixed_dictionaries({}, optional=vllm)}),
             st.just({"transformers": {"attention": "eager", "logits": "every"}}),
             st.just({"llama_cpp": {"n_ubatch": 512}}),
         ),
@@ -134,11 +139,13 @@ def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
             optional={"fits": st.booleans(), "params": number, "weights": bytes_expected, "max_users": number,
                       "headroom": st.one_of(st.integers(-(2**50), 2**50), size.map(lambda text: f"-{text}"))},
         ),
-        "measure": st.fixed_dictionaries({}, optional={"weights": tolerances().map(str), "pool_tokens": tolerances("count").map(str)}),
-        "break": st.just([{"attention": "eager", "ctx": "16Ki", "outcome": "out_of_memory", "expect": {"scores": "16 GiB"}}]),
+        "measure": st.fixed_dictionaries({}, optional=measured),
+        "break": st.just([broken]),
         "ceiling": size,
     }  # fmt: skip
-    fields = draw(st.sets(st.sampled_from(sorted(parts)))) | set(draw(st.sampled_from([(), ("model", "ctx", "users", "machine")])))
+    fields = draw(st.sets(st.sampled_from(sorted(parts)))) | set(
+        draw(st.sampled_from([(), ("model", "ctx", "users", "machine")]))
+    )
     # A copy: what is spoilt below may be an object that other draws share.
     document = json.loads(json.dumps({name: draw(parts[name]) for name in parts if name in fields}))
     for _ in range(draw(st.integers(0, 2))):
@@ -150,7 +157,9 @@ def budget_documents(draw: st.DrawFn) -> dict[str, Any]:
                 break
             place = place[key]
         if isinstance(place, dict) and draw(st.integers(0, 3)) == 0:
-            place[draw(st.sampled_from(["contex", "users ", "Model", "on", "fits"]))] = json.loads(json.dumps(draw(budget_junk)))
+            place[draw(st.sampled_from(["contex", "users ", "Model", "on", "fits"]))] = json.loads(
+                json.dumps(draw(budget_junk))
+            )
     return document
 
 

@@ -342,7 +342,9 @@ def test_weight_files_give_their_own_bytes(tmp_path: Path) -> None:
     config = {**shape, **heads, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = {
-        name: np.zeros(extent, np.float16) for tensor in build(config, "tiny").tensors for name, extent in tensor.expand()
+        name: np.zeros(extent, np.float16)
+        for tensor in build(config, "tiny").tensors
+        for name, extent in tensor.expand()
     }
     save_file(tensors, tmp_path / "model.safetensors")
     text = "model: ./\nctx: 128\nusers: 1\nmachine: rtx-4090\n"

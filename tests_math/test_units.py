@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,7 +102,5 @@ def test_both_systems_are_printed() -> None:
 def test_any_text_reads_or_is_refused(text: str) -> None:
     """No text crashes the reader, and what is read is a whole number of bytes."""
     for parse in (units.parse_bytes, units.parse_count, units.parse_context):
-        try:
+        with contextlib.suppress(units.UnitError):
             assert isinstance(parse(text), int)
-        except units.UnitError as error:
-            assert str(error)

@@ -124,7 +124,7 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
         from membudget.formats import kv
 
         size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
-        notes.append(f"not counted: {size:,} B of cross-attention cache for every token of the encoder that a user keeps")
+        notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token that a user keeps")
     if first.overhead is DEFAULT_OVERHEAD:
         parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
         notes.append(f"overhead is assumed until it is measured: {parts}")

@@ -1,0 +1,1 @@
+"""What engines really allocate: activations, transformers' caches, llama.cpp's cells, vLLM's pool."""

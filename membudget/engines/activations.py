@@ -96,6 +96,20 @@ def prefill_bytes(w: Widths, tokens: int, sequences: int, attention: str, logits
     return size
 
 
+def coefficients(w: Widths, width: int) -> dict[str, dict[str, int]]:
+    """Every moment as a sum of coefficient x quantity, for arithmetic outside Python; the peak is the largest.
+
+    Quantities: users; tokens of the prefill step; rows of logits; and with L = ceil(tokens / sequences),
+    squares = sequences x L^2 and padded = sequences x L.
+    """
+    return {
+        "decode": {"users": decode_bytes(w, 1, width)},
+        "mlp": {"tokens": _mlp_bytes(w, 1, width)},
+        "logits": {"rows": _head_bytes(w, 0, 1, width), "tokens": _head_bytes(w, 1, 0, width)},
+        "eager attention": {"squares": _scores(w, width) + width, "padded": _eager_rest(w, 1, width)},
+    }
+
+
 def eager_scores(model: Model, tokens: int, width: int = 2) -> int:
     """The score matrix alone, one layer: heads x N^2 x s bytes, before any fp32 copy."""
     return widths(model).heads * tokens * tokens * width

@@ -140,7 +140,7 @@ def cache_parts(
 
 def cache_bytes(model: Model, ctx: int, **options: Any) -> int:
     """All parts of `cache_parts`, with the same options, in bytes."""
-    return sum(part.bytes for part in cache_parts(model, ctx, **options))  # type: ignore[arg-type]
+    return sum(part.bytes for part in cache_parts(model, ctx, **options))
 
 
 def _window(spec: CacheSpec, model: Model) -> int:

@@ -51,7 +51,7 @@ class CacheSpec(NamedTuple):
     window: int = 0
     latent: int = 0
     rope: int = 0
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # a dimension here; tuple.index is not called
     states: tuple[State, ...] = ()
     index_fp32: bool = False
     entry: int = 0

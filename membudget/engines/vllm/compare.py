@@ -184,7 +184,8 @@ def _sizes(log: EngineLog, pools: list[Pool], hidden: bool) -> list[Check]:
         if out[-1].holds is False and version is not None and version[:2] == (0, 20):
             # builds around 0.20.1 print either; the version alone does not say which
             for name in ("tokens_legacy", "tokens_concurrent"):
-                other = _between("kv_tokens", size, *(getattr(pool, name) for pool in pools), hidden)
+                least, half_way, most = (getattr(pool, name) for pool in pools)
+                other = _between("kv_tokens", size, least, half_way, most, hidden)
                 if other.holds:
                     out[-1] = other
     if times is not None:

@@ -290,7 +290,7 @@ def follows_length(config: Any, case: dict[str, Any]) -> bool:
     """Whether a mamba block is as long as the longest request, so that another length is another config."""
     length = config.model_config.max_model_len
     block = getattr(config.cache_config, "mamba_block_size", None)
-    return block == length and case.get("max_model_len", length) != length
+    return bool(block == length and case.get("max_model_len", length) != length)
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class _Nothing:
     def __enter__(self) -> _Nothing:
         return self
 
-    def __exit__(self, *exc: Any) -> bool:
-        return False
+    def __exit__(self, *exc: Any) -> None:
+        return None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
