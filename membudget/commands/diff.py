@@ -12,10 +12,11 @@ from membudget.commands.common import NotHere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from membudget.commands.arguments import Arguments, Declares
-    from membudget.history import Drift, Move
+    from membudget.history import Drift, Move, Record
 
 
 def options(parser: Declares) -> None:
@@ -25,6 +26,7 @@ def options(parser: Declares) -> None:
     add("after", metavar="B", nargs="?", help="the run after; default: last")
     add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
     add("--budget", metavar="TEXT", help="only budgets with this in their name")
+    add("--each", action="store_true", help="the last run of every machine and source, each against its last green one")
     add("--markdown", action="store_true", help="as Markdown, for a comment on a commit or a pull request")
 
 
@@ -33,15 +35,38 @@ def run(args: Arguments) -> Result:
     from membudget.history import SelectError, compare, read_folder, runs_folder, select
 
     found = read_folder(runs_folder(args.runs))
+    problems = [str(problem) for problem in found.problems]
     try:
-        after = select(args.after or "last", found.records)
-        before = select(args.before or "last-green", found.records, after)
+        if args.each:
+            pairs = _each(found.records)
+        else:
+            after = select(args.after or "last", found.records)
+            pairs = [(select(args.before or "last-green", found.records, after), after)]
     except SelectError as error:
         raise NotHere(str(error)) from None
-    wanted = [name for name in (*before.budgets, *after.budgets) if (args.budget or "") in name]
-    drift = compare(before, after, found.records, budgets=wanted)
-    problems = [str(problem) for problem in found.problems]
-    return Result(1 if drift.beyond else 0, as_json(drift, problems), lambda: _text(drift, problems, args.markdown))
+    drifts = []
+    for before, after in pairs:
+        wanted = [name for name in (*before.budgets, *after.budgets) if (args.budget or "") in name]
+        drifts.append(compare(before, after, found.records, budgets=wanted))
+    documents = [as_json(drift, problems) for drift in drifts]
+    code = 1 if any(drift.beyond for drift in drifts) else 0
+    document = {"each": documents, "moved": code == 1} if args.each else documents[0]
+    return Result(code, document, lambda: _text(drifts, problems, args.markdown))
+
+
+def _each(runs: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """The last run of every machine and source, behind its last green one; without the first of its kind."""
+    from membudget.history import SelectError, select
+
+    found = []
+    for after in {(run.machine_name, run.source): run for run in runs}.values():
+        try:
+            found.append((select("last-green", runs, after), after))
+        except SelectError:
+            continue
+    if not found:
+        raise SelectError("no run has an earlier green one of its kind")
+    return found
 
 
 def as_json(drift: Drift, problems: list[str]) -> dict[str, Any]:
@@ -86,13 +111,14 @@ def _move(move: Move) -> dict[str, Any]:
     }
 
 
-def _text(drift: Drift, problems: list[str], markdown: bool) -> str:
+def _text(drifts: Sequence[Drift], problems: list[str], markdown: bool) -> str:
     from membudget.history.text import drift_lines
     from membudget.report.terminal import Terminal
 
-    lines = drift_lines(drift, Terminal() if markdown else Terminal.of())
-    lines += [f"not read: {problem}" for problem in problems]
+    blocks = ["\n".join(drift_lines(drift, Terminal() if markdown else Terminal.of())) for drift in drifts]
+    blocks += [f"not read: {problem}" for problem in problems]
     if not markdown:
-        return "\n".join(lines)
-    title = f"{len(drift.beyond)} lines moved" if drift.beyond else "nothing moved"
-    return "\n".join([f"### membudget: {title}", "", "```", *lines, "```"])
+        return "\n\n".join(blocks)
+    number = sum(len(drift.beyond) for drift in drifts)
+    title = f"{number} line{'s' if number != 1 else ''} moved" if number else "nothing moved"
+    return "\n".join([f"### membudget: {title}", *(f"\n```\n{block}\n```" for block in blocks)])

@@ -1,0 +1,108 @@
+"""The version at which a value moved, found by asking as few versions as there must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from membudget.history.drift import version_key
+
+
+class CannotAsk(RuntimeError):
+    """A version that gives no value: it is not installed, or does not build the model."""
+
+
+class BisectError(ValueError):
+    """A question without an answer: ends that are no versions, or the wrong way round."""
+
+
+class Bisected(NamedTuple):
+    """What was found.
+
+    found: whether the value differs between the ends.  before, after: the last version with the good
+    value and the first with another; neighbours but for `skipped`, which gave no value.
+    values: of every version that was asked.  errors: why others gave none.
+    """
+
+    found: bool
+    before: str
+    after: str
+    values: dict[str, int]
+    errors: dict[str, str]
+    skipped: tuple[str, ...] = ()
+
+
+def between(versions: Sequence[str], good: str, bad: str) -> list[str]:
+    """Released versions from `good` to `bad`, oldest first, without pre-releases but for the ends.
+
+    Raises `BisectError` where an end is no version.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        first, last = Version(good), Version(bad)
+    except InvalidVersion as error:
+        raise BisectError(f"{error}; write one like 5.8.0") from None
+    if first == last:
+        raise BisectError(f"--good and --bad are the same version, {good}")
+    low, high = min(first, last), max(first, last)
+    inside = []
+    for text in versions:
+        try:
+            version = Version(text)
+        except InvalidVersion:
+            continue
+        if low < version < high and not version.is_prerelease:
+            inside.append(text)
+    ends = sorted((good, bad), key=version_key)
+    found = [ends[0], *sorted(set(inside), key=version_key), ends[1]]
+    return found if ends[0] == good else found[::-1]
+
+
+def bisect(
+    versions: Sequence[str],
+    ask: Callable[[str], int],
+    moved: Callable[[int, int], bool] = lambda good, other: good != other,
+) -> Bisected:
+    """Find two neighbours in `versions` (the first is good, the last is bad) between which the value moved.
+
+    ask: the value of a version, or `CannotAsk`.  A version that gives none is stepped over.
+    Where the value moves more than once, one of the moves is found.
+    Raises `CannotAsk` where an end gives no value.
+    """
+    values: dict[str, int] = {}
+    errors: dict[str, str] = {}
+
+    def value(version: str) -> int | None:
+        if version not in values and version not in errors:
+            try:
+                values[version] = ask(version)
+            except CannotAsk as error:
+                errors[version] = str(error)
+        return values.get(version)
+
+    good, bad = versions[0], versions[-1]
+    for end in (good, bad):
+        if value(end) is None:
+            raise CannotAsk(f"{end}: {errors[end]}")
+    if not moved(values[good], values[bad]):
+        return Bisected(False, good, bad, values, errors)
+    low, high = 0, len(versions) - 1
+    while True:
+        middle = _next(low, high, versions, errors)
+        if middle is None:
+            skipped = tuple(versions[low + 1 : high])
+            return Bisected(True, versions[low], versions[high], values, errors, skipped)
+        found = value(versions[middle])
+        if found is None:
+            continue
+        if moved(values[good], found):
+            high = middle
+        else:
+            low = middle
+
+
+def _next(low: int, high: int, versions: Sequence[str], errors: dict[str, str]) -> int | None:
+    """The version nearest to the middle that is not known to give no value; None where none is left."""
+    inside = [index for index in range(low + 1, high) if versions[index] not in errors]
+    return min(inside, key=lambda index: abs(2 * index - low - high)) if inside else None

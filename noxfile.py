@@ -1,0 +1,43 @@
+"""Standard sessions: `nox -s tests`, `nox -s lint`, and `nox -s nightly -- --transformers newest 2 --vllm newest 1`.
+
+What nightly does is in scripts/matrix.py and docs/nightly.md.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["tests", "lint"]
+nox.options.error_on_missing_interpreters = False
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The arithmetic on every Python: no torch, no GPU."""
+    session.install("-e", ".[test]", "-c", "constraints.txt")
+    session.run("pytest", "-m", "math", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format, lint, types, and the workflows against their schema."""
+    session.install("-e", ".[dev]", "check-jsonschema", "-c", "constraints.txt")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows())
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Every engine version in an environment of its own, every tier that runs here, one record each."""
+    session.install("-e", ".[test]", "-c", "constraints.txt")
+    session.run("python", "scripts/matrix.py", *session.posargs)
+
+
+def workflows() -> list[str]:
+    """The workflow files."""
+    from pathlib import Path
+
+    return [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]
