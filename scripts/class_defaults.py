@@ -27,6 +27,8 @@ IDLE = re.compile(
     r"scoring_func|use_mamba_kernels|logits_to_keep|begin_suppress|suppress_tokens|gradient|layerdrop|clip|"
     r"_embd_scale|scale_embedding|forced_|^dtype$|^task|tokenizer_class|prefix$"
 )
+#: Towers that wrappers name by model_type only.
+TOWERS = ("siglip_vision_model", "clip_vision_model", "pixtral")
 #: Per-layer lists: they belong to the default number of layers.
 LISTS = re.compile(r"layer_types$|layers_block_type|per_layer_config|no_rope_layers|indexer_types|_per_layer$")
 
@@ -68,7 +70,7 @@ def main() -> None:
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
 
-    types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    types = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *TOWERS}
     wrappers = set(types) | set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
     known = set(CONFIG_MAPPING.keys())
     for wrapper in sorted(wrappers & known):

@@ -10,6 +10,7 @@ from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import Family, all_families, find
 from membudget.model.tensors import ParameterCount, Tensor, count
+from membudget.model.towers import towers
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, WHOLE, parts, rename
 
 TYPE_CHECKING = False
@@ -48,11 +49,12 @@ class Model:
         self.name = name
         self.config = family.read(config)
         self.family = family
-        self.tensors: tuple[Tensor, ...] = tuple(self._tensors())
+        beside, settled = towers(self.config)
+        self.tensors: tuple[Tensor, ...] = (*self._tensors(), *beside)
         self.caches: tuple[CacheSpec, ...] = tuple(family.caches(self.config))
         self.count: ParameterCount = count(self.tensors)
         self.cache_shape: CacheShape = summarize(self.caches)
-        self.unknown: tuple[str, ...] = parts(config.raw)
+        self.unknown: tuple[str, ...] = tuple(part for part in parts(config.raw) if part not in settled)
         self.unproven = False
         self.memo: dict[Any, Any] = {}
 
