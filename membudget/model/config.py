@@ -7,7 +7,7 @@ nothing is guessed.  No recipe reads the JSON directly.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
 from membudget.quick_json import loads
@@ -168,25 +168,27 @@ class Config:
 
     def strings(self, key: str, length: int) -> list[str] | None:
         """A list of exactly `length` strings, one a layer, or None when absent."""
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, f"is {_show(value)}", "a list of strings, one a layer")
-        if len(value) != length:
-            raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
-        return value
+        found: list[str] | None = self._list(key, length, _is_text, "a list of strings, one a layer")
+        return found
 
     def integers(self, key: str, length: int | None = None) -> list[int] | None:
         """A list of whole numbers >= 0 (of `length`, if given), or None when absent."""
+        found: list[int] | None = self._list(key, length, _is_count, "a list of whole numbers >= 0")
+        return found
+
+    def _list(self, key: str, length: int | None, is_one: Callable[[Any], bool], allowed: str) -> Any:
+        """The list under `key`, checked once: every layer asks for it again."""
         value = self.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(n, int) and 0 <= n <= MAX_INT for n in value):
-            raise self.error(key, f"is {_show(value)}", "a list of whole numbers >= 0")
-        if length is not None and len(value) != length:
-            raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
-        return [int(n) for n in value]
+        memo = (key, length, is_one)
+        if memo not in self._memo:
+            if not isinstance(value, list) or not all(is_one(item) for item in value):
+                raise self.error(key, f"is {_show(value)}", allowed)
+            if length is not None and len(value) != length:
+                raise self.error(key, f"has {len(value)} entries", f"{length}, one for each of num_hidden_layers")
+            self._memo[memo] = value if is_one is _is_text else [int(item) for item in value]
+        return self._memo[memo]
 
     def section(self, key: str) -> Config:
         """The object under `key`, read with the same checks; empty when absent."""
@@ -298,6 +300,14 @@ def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], 
     if text is raw or wrapper == text.get("model_type"):
         return text, None
     return text, wrapper if isinstance(wrapper, str) else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= MAX_INT
 
 
 def _merge_aliases(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

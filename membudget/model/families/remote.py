@@ -154,7 +154,7 @@ def _nas(layer: Layer, part: str) -> Config:
     """What block_configs says of this layer's attention or ffn."""
     c = layer.config
     listed = c.get("block_configs")
-    if not isinstance(listed, list) or len(listed) != c.layers or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or len(listed) != c.layers or not isinstance(listed[layer.index], dict):
         raise c.error("block_configs", "is not a list of objects, one a layer", f"{c.layers} objects")
     return c.overlay(listed[layer.index]).section(part)
 

@@ -272,7 +272,14 @@ def _zamba(layer: Layer) -> Iterator[Tensor]:
 
 
 def _hybrid_layers(c: Config) -> list[int]:
-    return [i for i, kind in enumerate(_zamba_kinds(c)) if kind == "hybrid"]
+    return c.integers("hybrid_layers") or []
+
+
+def _shared_by(config: Config) -> dict[str, Any]:
+    """The hybrid layers, and Zamba2's intermediate_size where it is null."""
+    hybrid = [index for index, kind in enumerate(_zamba_kinds(config)) if kind == "hybrid"]
+    width = config.integer("intermediate_size", 4 * config.integer("hidden_size"))
+    return {"hybrid_layers": hybrid, "intermediate_size": width}
 
 
 def _ordinal(layer: Layer) -> int:
@@ -321,6 +328,7 @@ register(
     norms=(),
     final="final_layernorm",
     kinds=_zamba_kinds,
+    derive=_shared_by,
 )
 ZAMBA2_MAMBA = mamba2(
     inner=expanded("mamba_expand"),
@@ -370,5 +378,5 @@ register(
     norms=(),
     final="final_layernorm",
     kinds=_zamba_kinds,
-    derive=lambda config: {"intermediate_size": config.integer("intermediate_size", 4 * config.integer("hidden_size"))},
+    derive=_shared_by,
 )
