@@ -146,6 +146,7 @@ KEYS: dict[str, dict[str, str]] = {
         "(`before`, `after`, `versions`), `changes`",
         "same": "lines that are as they were",
         "changed": "budgets that ask something else now, not compared",
+        "each": "with --each: one such object for every machine and source",
         "lost, only_before, only_after": "lines no longer measured; budgets of one run only",
         "problems": "lines that are no record, in words",
     },

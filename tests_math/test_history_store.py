@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -20,9 +19,11 @@ from hypothesis import strategies as st
 from membudget.history import Entry, Line, Record, RecordError, append, make, read, read_folder
 from membudget.history import record as schema
 from membudget.history.record import SCHEMA, from_json
-from membudget.history.store import append_line, file_of
+from membudget.history.store import file_of
 
 pytestmark = pytest.mark.math
+#: For processes of their own: they find membudget, and their records lie in box.jsonl.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "MEMBUDGET_MACHINE": "box"}
 
 
 def run(number: int = 0, **more: Any) -> Record:
@@ -191,23 +192,23 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == before
 
 
-def _writer(path: str, name: str, number: int) -> None:
-    for index in range(number):
-        append_line(path, json.dumps({"writer": name, "index": index, "fill": "x" * 20_000}).encode())
+WRITER = """
+import json, sys
+from membudget.history.store import append_line
+for index in range(25):
+    append_line(sys.argv[1], json.dumps({"writer": sys.argv[2], "index": index, "fill": "x" * 20_000}).encode())
+"""
 
 
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     """Four processes write 25 long lines each into one file: a hundred whole lines."""
     path = str(tmp_path / "box.jsonl")
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_writer, args=(path, f"w{index}", 25)) for index in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
+    names = ["a", "b", "c", "d"]
+    started = [subprocess.Popen([sys.executable, "-c", WRITER, path, name], env=ENVIRONMENT) for name in names]
+    assert [process.wait(120) for process in started] == [0, 0, 0, 0]
     lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     assert sorted((line["writer"], line["index"]) for line in lines) == [
-        (f"w{index}", number) for index in range(4) for number in range(25)
+        (name, number) for name in names for number in range(25)
     ]
 
 
@@ -228,10 +229,9 @@ def test_sigkill_at_any_moment_leaves_a_readable_record(tmp_path: Path) -> None:
     """A writer is killed twelve times at random moments: what it said was written is there, and all is readable."""
     rng = random.Random(7)
     promised = 0
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "MEMBUDGET_MACHINE": "box"}
     for _ in range(12):
         command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
             assert process.stdout is not None
             assert process.stdout.readline().strip() == b"ready"
             time.sleep(rng.uniform(0, 0.05))

@@ -50,35 +50,37 @@ def ask(subject: dict[str, Any]) -> dict[str, int]:
     leaves behind is freed with it.  The peak is of all but weights and buffers, the cache included;
     it is left out where routing depends on data, as experts of older versions do.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from membudget.probe import models
 
     config = models.read_config(subject["config"])
     first: Exception | None = None
     for attention in ("sdpa", "eager"):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            model = models.fake_model(config, subject["dtype"], attention, mode)
+        except models.CannotBuild as error:
+            first = first or error
+            continue
         for experts in ("as they are", "tensor", "pair"):
-            try:
-                return _run(config, subject, attention, experts)
-            except models.CannotBuild as error:
-                first = first or error
+            if experts != "as they are" and not _skip_experts(model, experts):
                 break
+            try:
+                return _run(model, mode, subject, whole=experts == "as they are")
             except Exception as error:
                 first = first or error
     assert first is not None
     raise first
 
 
-def _run(config: Any, subject: dict[str, Any], attention: str, experts: str) -> dict[str, int]:
+def _run(model: Any, mode: Any, subject: dict[str, Any], whole: bool) -> dict[str, int]:
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from membudget.probe import models
     from membudget.probe.trace import cache_tensors, counter_bytes, storage_bytes
     from membudget.probe.tracker import Tracker
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    model = models.fake_model(config, subject["dtype"], attention, mode)
-    if experts != "as they are":
-        _skip_experts(model, experts)
     parameters = list(model.parameters())
     found = {"params": sum(item.numel() for item in parameters), "weights": storage_bytes(parameters)}
     batch, ctx = subject["users"], subject["ctx"]
@@ -94,7 +96,7 @@ def _run(config: Any, subject: dict[str, Any], attention: str, experts: str) -> 
             cache = models.cache_of(_forward(model, token, cache))
         tensors = cache_tensors(cache)
         found["kv_cache"] = storage_bytes(tensors) - counter_bytes(tensors)
-    if experts == "as they are":
+    if whole:
         found["prefill_peak"] = tracker.peak
     return found
 
@@ -108,14 +110,15 @@ def _forward(model: Any, tokens: Any, cache: Any = None) -> Any:
         return models.forward(model, tokens, "every", cache)
 
 
-def _skip_experts(model: Any, answer: str) -> None:
+def _skip_experts(model: Any, answer: str) -> bool:
     """Blocks of experts hand their input on: what they compute does not reach the cache's size.
 
-    answer: ``tensor``, or ``pair`` where a block also returns its router's logits.
+    answer: ``tensor``, or ``pair`` where a block also returns its router's logits.  False where there are none.
     """
-    for module in model.modules():
-        if hasattr(module, "experts"):
-            module.forward = (lambda hidden, *_, **__: hidden) if answer == "tensor" else _pair
+    blocks = [module for module in model.modules() if hasattr(module, "experts")]
+    for module in blocks:
+        module.forward = (lambda hidden, *_, **__: hidden) if answer == "tensor" else _pair
+    return bool(blocks)
 
 
 def _pair(hidden: Any, *_: Any, **__: Any) -> tuple[Any, None]:
