@@ -221,7 +221,7 @@ def spoilt_configs(draw: st.DrawFn) -> dict[str, Any]:
     return raw
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spoilt_configs())
 def test_any_spoilt_config(raw: dict[str, Any]) -> None:
     """A Model or a ConfigError that names the file; never another exception, and never a model without end."""
