@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from membudget import formats, machines
 from membudget.budget import Budget, Engine
+from membudget.capacity import fits, total_of
 from membudget.ledger import BUCKETS, Ledger, predict
 from membudget.machines import Machine
 from membudget.model import Model, build
@@ -150,6 +151,23 @@ def test_laws_of_a_plan(config: dict[str, Any], ctx: int, users: int, machine: M
     assert plan(model, machine, ctx, users + 1).total > ledger.total
     assert plan(model, machine, ctx, users, fmt="fp32").weights == 2 * ledger.weights
     assert 2 * plan(model, machine, ctx, users, kv="fp8").kv_cache == ledger.kv_cache
+
+
+@given(llama_configs(), contexts, user_counts)
+def test_the_last_byte_decides(config: dict[str, Any], ctx: int, users: int) -> None:
+    """A machine with exactly the bytes fits and leaves 0; with one byte less it does not, and a byte more is spare."""
+    model = build(config, "drawn")
+    total = plan(model, Machine("any", 2**50, 2**50, False, 1), ctx, users).total
+    exact, less, more = (
+        plan(model, Machine("drawn", total + spare, total + spare, False, 1), ctx, users) for spare in (0, -1, 1)
+    )
+    assert (exact.fits, exact.headroom, exact.max_users, exact.max_ctx) == (True, 0, users, ctx)
+    assert (less.fits, less.headroom, less.broken_by) == (False, -1, "kv_cache")
+    assert (more.fits, more.headroom, more.changes) == (True, 1, [])
+    # what the search for changes takes for fitting is what a plan takes for fitting
+    assert fits(exact.budget)
+    assert not fits(less.budget)
+    assert total_of(exact.budget) == total
 
 
 @given(llama_configs(), contexts, user_counts, machines_drawn)
