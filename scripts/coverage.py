@@ -133,6 +133,14 @@ The text model inside {len(STYLE_OF)} multimodal wrappers is counted under the w
 Types whose code is not in transformers, checked against published totals where one is quoted \
 (`fixtures/published_params.json`): {", ".join(f"`{name}`" for name in remote)}.
 
+## Other versions of transformers
+
+The same configs, counted by older versions. A recipe says what the newest version and the published checkpoints \
+hold; where an older version differs, it is named here (ours less theirs, the first config that differs). \
+Types that a version does not know are not compared.
+
+{_versions()}
+
 ## Three totals
 
 - `params`: what the model holds.
@@ -143,6 +151,30 @@ MTP layer (counted), GLM-4.6 does not; Qwen3-0.6B and 1.7B store a head although
 Of Kimi-K2-Instruct's published total 3,416 elements are unexplained.
 """
     (ROOT / "docs" / "coverage.md").write_text(page, encoding="utf-8")
+
+
+#: Why an older version's count is another, where that has been looked into.
+WHY = {
+    "second bias": (
+        "bert bert-generation big_bird camembert data2vec-text megatron-bert roberta roberta-prelayernorm roc_bert "
+        "roformer xlm-roberta xmod"
+    ),
+    "ties, or not, by the flag that 5.24 ignores": "bigbird_pegasus cpmant moshi xlstm",
+}
+
+
+def _versions() -> str:
+    path = ROOT / "fixtures" / "census_versions.json"
+    lines = ["| version | exact | not known to it | differs |", "|---|---|---|---|"]
+    reasons = {model_type: why for why, types in WHY.items() for model_type in types.split()}
+    for version, found in json.loads(path.read_text(encoding="utf-8")).items():
+        differ = "; ".join(
+            f"`{model_type}` {off:+,}{f' ({reasons[model_type]})' if model_type in reasons else ''}"
+            for model_type, off in found["differ"].items()
+        )
+        exact, unknown = f"{found['exact']} of {found['compared']}", len(found["unknown"])
+        lines.append(f"| {version} | {exact} | {unknown} types | {differ} |")
+    return "\n".join(lines)
 
 
 def _remote() -> list[str]:
