@@ -23,7 +23,7 @@ EDGE_DECODE = 8
 #: Prompts at once in a growth measurement, at most; the slope needs no more.
 GROWTH_USERS = 4
 #: Single-token steps of the fragmentation measurement, and their batch.
-STEPS, STEPS_CPU, STEPS_USERS = 4000, 32, 8
+STEPS, STEPS_CPU, STEPS_USERS = 4000, 16, 8
 #: A process with torch in it, beside what it measures.
 PROCESS = GIB
 #: Where every live tensor is counted nothing is approximate.
@@ -154,7 +154,7 @@ class _Maker:
     def growth(self) -> None:
         budget = self.budget
         batch = min(budget.users, GROWTH_USERS)
-        lengths = sorted({max(budget.ctx // part, DECODE + 1) for part in (8, 4, 2, 1)})
+        lengths = sorted({max(budget.ctx // part, DECODE + 1) for part in (4, 2, 1)})
         points = [[batch, length - DECODE] for length in lengths]
         chunk = max(1, budget.engine.max_num_batched_tokens // batch) if self.device != "cpu" else 0
         chunk = chunk if chunk < budget.ctx else 0

@@ -322,6 +322,7 @@ def _strays(model: Any, named: dict[int, str], device: str) -> list[dict[str, An
     own = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
     shapes = {tuple(t.shape): name for name, t in model.named_parameters()}
     found = {}
+    gc.unfreeze()  # frozen objects are not listed
     for item in gc.get_objects():
         if issubclass(type(item), torch.Tensor) and item.device.type == device and tuple(item.shape) in shapes:
             key = storage_key(item)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from membudget.probe.readings import snap
@@ -51,6 +52,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
     bench: Bench | None = None
     for step in sorted(request["steps"], key=lambda step: step["do"] not in EARLY):
         name = step.get("name", step["do"])
+        began = time.monotonic()
         say.stage(name, {"begins": True})
         try:
             if step["do"] in EARLY:
@@ -66,7 +68,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
 
             print(traceback.format_exc(), file=sys.stderr)
             found[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        say.stage(name, {"found": found[name]}, read=True)
+        say.stage(name, {"found": found[name], "seconds": round(time.monotonic() - began, 2)}, read=True)
     return found
 
 

@@ -54,7 +54,8 @@ def headline(row: Row) -> str:
     off = row.off or 0
     side = "over" if off >= 0 else "under"
     size = f"{abs(off):,}" if row.unit == "count" else short(abs(off))
-    predicted, measured = _value(row.predicted, row.unit), _value(row.measured, row.unit)
+    show = short if row.unit == "bytes" else "{:,}".format
+    predicted, measured = show(row.predicted), show(row.measured)
     if predicted == measured:
         predicted, measured = f"{row.predicted:,} B", f"{row.measured:,} B"
     return f"{row.name} is {size} {side}: {measured} measured, {predicted} predicted (allowed {row.allowed})"
