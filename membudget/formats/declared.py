@@ -241,7 +241,8 @@ def exl3(name: str, bits: int, head: int, dtype: str = "F16") -> Format:
     layers, last = schemes.exl3(bits), schemes.exl3(head)
 
     def choose(tensor: Tensor, model: Model) -> Scheme | None:
-        return layers if is_layer_matrix(tensor) else last if tensor.role == "lm_head" else None
+        head_matrix = tensor.role == "lm_head" and len(tensor.shape) == 2  # phi's head has a bias too
+        return layers if is_layer_matrix(tensor) else last if head_matrix else None
 
     return Safetensors(name, ("exl3", bits, head), choose, dtype)
 

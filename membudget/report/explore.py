@@ -1,0 +1,140 @@
+"""The page to play with a plan: Python's coefficients and piecewise rules, evaluated by `static/ledger.js`.
+
+No number is computed twice in two ways: weights, cache and overhead travel as bytes, activations as
+coefficients (`membudget.engines.activations.coefficients`), and what the script does with them are the
+sums, minima and maxima of `membudget.ledger`.
+"""
+
+from __future__ import annotations
+
+from membudget import __version__, formats
+from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD
+from membudget.capacity import MAX_CTX, MAX_USERS
+from membudget.changes import SMALLER
+from membudget.engines import activations
+from membudget.formats import kv
+from membudget.records import NamedTuple
+from membudget.report import html
+from membudget.report.plan import model_context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from membudget.formats import Format
+    from membudget.machines import Machine
+    from membudget.model import Model
+
+#: The order in which `Ledger.broken_by` adds them up: the one at the line is the one that breaks it.
+DRAWN = ("overhead", "weights", "activations", "kv_cache")
+
+
+class Choice(NamedTuple):
+    """One model of the page.  format, kv_cache_dtype: what it starts with.  notes: what a reader should know."""
+
+    model: Model
+    format: Format
+    kv_cache_dtype: str
+    notes: tuple[str, ...] = ()
+
+
+class Start(NamedTuple):
+    """Where the sliders stand at first; machines: the names whose bars are shown."""
+
+    ctx: int
+    users: int
+    machines: tuple[str, ...]
+
+
+def render(choices: Sequence[Choice], machines: Iterable[Machine], start: Start) -> str:
+    """The whole page."""
+    names = [choice.model.name for choice in choices]
+    title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return html.page(
+        f"{title}: memory",
+        html.static("explore.body.html"),
+        styles=("base.css", "explore.css"),
+        scripts=("ledger.js", "curve.js", "explore.js"),
+        data=document(choices, machines, start),
+    )
+
+
+def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Start) -> dict[str, Any]:
+    """What the page knows, as JSON: sizes in bytes, whole numbers below 2^53."""
+    return {
+        "version": __version__,
+        "drawn": DRAWN,
+        "models": [_model(choice) for choice in choices],
+        "machines": [_machine(machine) for machine in machines],
+        "overhead": DEFAULT_OVERHEAD,
+        "smaller": SMALLER,
+        "max": {"ctx": MAX_CTX, "users": MAX_USERS},
+        "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS},
+    }
+
+
+def _model(choice: Choice) -> dict[str, Any]:
+    model = choice.model
+    own = published(choice)
+    forms = {own: choice.format, **{name: formats.get(name) for name in formats.names()}}
+    wide = activations.widths(model)
+    return {
+        "name": model.name,
+        "type": model.model_type,
+        "params": model.count.params,
+        "active": model.count.active,
+        "max_ctx": model_context(model),
+        "unknown": list(model.unknown),
+        "notes": list(choice.notes),
+        "format": own,
+        "kv_cache_dtype": choice.kv_cache_dtype,
+        "formats": {name: _weights(form, model) for name, form in forms.items()},
+        "caches": {name: _cache(name, model) for name in dict.fromkeys([*kv.names()[1:], choice.kv_cache_dtype])},
+        "activations": {str(width): activations.coefficients(wide, width) for width in (2, 4)},
+    }
+
+
+def published(choice: Choice) -> str:
+    """What the page calls the format that a model starts with.
+
+    A published quantization may share its name with a plain format and not its bytes (experts in fp4): it is
+    then an entry of its own.
+    """
+    name = choice.format.name
+    try:
+        alike = formats.get(name).key == choice.format.key
+    except formats.UnknownFormat:
+        return name
+    return name if alike else f"{name} (published)"
+
+
+def _weights(form: Format, model: Model) -> dict[str, Any]:
+    """name: what suggestions call it.  width: bytes an element of a temporary, as `membudget.capacity` has it."""
+    try:
+        weights = form.weigh(model)
+    except formats.FormatError as error:
+        return {"error": str(error)}
+    width = 4 if form.name == "fp32" else 2
+    return {"name": form.name, "bytes": weights.total, "active": weights.active, "width": width}
+
+
+def _cache(name: str, model: Model) -> dict[str, Any]:
+    try:
+        return kv.cache(model, name)._asdict()
+    except formats.FormatError as error:
+        return {"error": str(error)}
+
+
+def _machine(machine: Machine) -> dict[str, Any]:
+    return {
+        "name": machine.name,
+        "title": machine.title,
+        "reported": machine.memory,
+        "nominal": machine.nominal,
+        "unified": machine.unified,
+        "os_reserve": machine.os_reserve,
+        "cuda_total": machine.cuda_total,
+        "bandwidth": machine.bandwidth,
+        "notes": list(machine.notes),
+    }

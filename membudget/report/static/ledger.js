@@ -1,0 +1,220 @@
+"use strict";
+// The arithmetic of membudget.ledger, capacity and changes, on exact integers (BigInt).
+// Sizes and coefficients come from Python; here are only sums, minima, maxima and searches.
+const Ledger = (() => {
+  const big = BigInt;
+  const most = (a, b) => (a > b ? a : b);
+  const least = (a, b) => (a < b ? a : b);
+  const sum = (values) => values.reduce((total, value) => total + value, 0n);
+
+  // --- numbers as Python prints them -------------------------------------------------
+  const BINARY = [["TiB", 2n ** 40n], ["GiB", 2n ** 30n], ["MiB", 2n ** 20n], ["KiB", 2n ** 10n]];
+  const DECIMAL = [["TB", 10n ** 12n], ["GB", 10n ** 9n], ["MB", 10n ** 6n], ["kB", 10n ** 3n]];
+  const group = (number) => big(number).toLocaleString("en-US");
+
+  /** number / scale with two digits, halves to even, as Python rounds them. */
+  function fixed(number, scale, digits = 2) {
+    const sign = number < 0n ? "-" : "";
+    const power = 10n ** big(digits);
+    const scaled = (number < 0n ? -number : number) * power;
+    let whole = scaled / scale;
+    const twice = 2n * (scaled % scale);
+    if (twice > scale || (twice === scale && whole % 2n === 1n)) whole += 1n;
+    const tail = digits ? "." + String(whole % power).padStart(digits, "0") : "";
+    return sign + group(whole / power) + tail;
+  }
+
+  function scaled(number, units) {
+    const size = number < 0n ? -number : number;
+    for (const [unit, scale] of units) if (size >= scale) return `${fixed(number, scale)} ${unit}`;
+    return `${group(number)} B`;
+  }
+  const short = (number) => scaled(number, BINARY);
+  const decimal = (number) => scaled(number, DECIMAL);
+  const users = (number) => `${group(number)} user${big(number) === 1n ? "" : "s"}`;
+
+  // --- one plan ----------------------------------------------------------------------
+  // plan: {page, model, format, kv, ctx, users, machine, convention, engine, attention, logits, batched, share}
+
+  /** Bytes of one sequence of `tokens` tokens: windows are minima, compressed layers keep whole entries. */
+  function request(cache, tokens) {
+    let total = big(cache.fixed);
+    for (const [size, window] of cache.grows) total += big(size) * (window ? least(tokens, big(window)) : tokens);
+    for (const [size, rate] of cache.entries) total += big(size) * (tokens / big(rate));
+    return total;
+  }
+
+  /** The quantities that coefficients multiply, see membudget.engines.activations.coefficients. */
+  function quantities(plan, ctx, count) {
+    const plain = plan.engine === "transformers";
+    const tokens = plain ? ctx * count : plan.batched;
+    const sequences = plain ? count : 1n;
+    const length = (tokens + sequences - 1n) / sequences;
+    return {
+      users: count, tokens, rows: plan.logits === "every" ? tokens : sequences,
+      squares: sequences * length * length, padded: sequences * length,
+    };
+  }
+
+  /** The largest moment of a step: [bytes, phase, moment]; an equal one does not replace an earlier one. */
+  function peak(plan, ctx, count) {
+    const moments = plan.model.activations[plan.model.formats[plan.format].width];
+    const known = quantities(plan, ctx, count);
+    let found = null;
+    for (const moment of ["mlp", "logits", "eager attention", "decode"]) {
+      if (moment === "eager attention" && plan.attention !== "eager") continue;
+      const bytes = sum(Object.entries(moments[moment]).map(([name, factor]) => big(factor) * known[name]));
+      const named = moment === "decode" ? ["decode", "mlp"] : ["prefill", moment];
+      if (!found || bytes > found[0]) found = [bytes, ...named];
+    }
+    return found;
+  }
+
+  const capacity = (plan) => big(plan.convention === "nominal" ? plan.machine.nominal : plan.machine.reported);
+  const overhead = (plan) => sum(Object.values(plan.page.overhead).map(big));
+  const reserve = (plan) => big(plan.machine.os_reserve);
+  const weights = (plan) => big(plan.model.formats[plan.format].bytes);
+  const cacheOf = (plan) => plan.model.caches[plan.kv];
+
+  /** What the engine may claim by gpu_memory_utilization, null for all. */
+  function limit(plan) {
+    if (plan.share === null) return null;
+    const total = plan.convention === "reported" ? plan.machine.cuda_total : null;
+    return big(Math.floor((total || Number(capacity(plan))) * plan.share));
+  }
+
+  function headroom(plan, total) {
+    const left = capacity(plan) - total;
+    const claim = limit(plan);
+    return claim === null ? left : least(left, claim - (total - reserve(plan)));
+  }
+
+  const total = (plan, ctx, count) => overhead(plan) + reserve(plan) + weights(plan) +
+    request(cacheOf(plan), ctx) * count + peak(plan, ctx, count)[0];
+  const left = (plan, ctx, count) => headroom(plan, total(plan, ctx, count));
+
+  /** The largest n in [0, top] for which room(n) >= 0, given that room falls; 0 if not even 1. */
+  function largest(room, top) {
+    if (room(1n) < 0n) return 0n;
+    let low = 1n, high = 2n;
+    while (high <= top && room(high) >= 0n) [low, high] = [high, high * 2n];
+    high = least(high, top + 1n);
+    while (high - low > 1n) {
+      const middle = (low + high) / 2n;
+      if (room(middle) >= 0n) low = middle; else high = middle;
+    }
+    return low;
+  }
+  const maxUsers = (plan, ctx = plan.ctx) => largest((count) => left(plan, ctx, count), big(plan.page.max.users));
+  const maxCtx = (plan) => largest((ctx) => left(plan, ctx, plan.users), big(plan.page.max.ctx));
+
+  // --- what would make it fit: membudget.changes --------------------------------------
+  const fits = (plan) => left(plan, plan.ctx, plan.users) >= 0n;
+
+  /** The plan in the format of that name, its own where that is its name; null where it does not apply. */
+  function inFormat(plan, name) {
+    if (plan.model.formats[plan.format].name === name) return plan;
+    const known = plan.model.formats[name];
+    return known && !known.error ? { ...plan, format: name } : null;
+  }
+
+  function suggest(plan) {
+    const found = [];
+    const each = request(cacheOf(plan), plan.ctx);
+    const count = maxUsers(plan), ctx = maxCtx(plan);
+    if (count > 0n && count < plan.users) {
+      found.push([`${users(count)} instead of ${group(plan.users)}`, each * (plan.users - count)]);
+    }
+    if (ctx > 0n && ctx < plan.ctx) {
+      const frees = (each - request(cacheOf(plan), ctx)) * plan.users;
+      found.push([`${group(ctx)} tokens of context instead of ${group(plan.ctx)}`, frees]);
+    }
+    if (!plan.model.caches.fp8.error) {
+      const fp8 = { ...plan, kv: "fp8" };
+      const frees = (each - request(cacheOf(fp8), plan.ctx)) * plan.users;
+      if (frees > 0n && fits(fp8)) found.push(["an fp8 KV cache", frees]);
+    }
+    for (const format of plan.page.smaller) {
+      const smaller = inFormat(plan, format);
+      if (!smaller) continue;
+      const frees = weights(plan) - weights(smaller);
+      if (frees > 0n && fits(smaller)) {
+        found.push([`${format} weights`, frees]);
+        break;
+      }
+    }
+    found.sort((a, b) => (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
+    return found.length ? found.map(([text]) => text) : together(plan);
+  }
+
+  function together(plan) {
+    if (plan.model.caches.fp8.error) return [];
+    const own = plan.model.formats[plan.format].name;
+    for (const format of [own, ...plan.page.smaller]) {
+      const found = inFormat(plan, format);
+      if (!found || weights(found) > weights(plan)) continue;
+      const smaller = { ...found, kv: "fp8" };
+      const count = least(plan.users, maxUsers(smaller));
+      if (count > 0n) {
+        const named = format === own ? "" : `${format} weights, `;
+        return [`${named}an fp8 KV cache and ${users(count)} together`];
+      }
+    }
+    return [];
+  }
+
+  // --- the whole ledger ----------------------------------------------------------------
+  function predict(plan) {
+    const each = request(cacheOf(plan), plan.ctx);
+    const [bytes, phase, moment] = peak(plan, plan.ctx, plan.users);
+    const sums = {
+      overhead: overhead(plan) + reserve(plan), weights: weights(plan), activations: bytes,
+      kv_cache: each * plan.users,
+    };
+    const all = sum(Object.values(sums));
+    const room = headroom(plan, all);
+    const ledger = {
+      sums, each, phase, moment, total: all, capacity: capacity(plan), limit: limit(plan), headroom: room,
+      fits: room >= 0n, maxUsers: maxUsers(plan), reserve: reserve(plan),
+    };
+    ledger.brokenBy = ledger.fits ? null : brokenBy(plan, sums);
+    ledger.verdict = verdict(plan, ledger);
+    const read = big(plan.model.formats[plan.format].active) + sums.kv_cache;
+    ledger.rate = plan.machine.bandwidth && read ? plan.machine.bandwidth / Number(read) : null;
+    return ledger;
+  }
+
+  function brokenBy(plan, sums) {
+    let running = 0n;
+    for (const bucket of ["overhead", "weights", "activations", "kv_cache"]) {
+      running += sums[bucket];
+      if (headroom(plan, running) < 0n) return bucket;
+    }
+    return "kv_cache";
+  }
+
+  function limitText(plan, ledger) {
+    if (ledger.limit !== null && ledger.limit + ledger.reserve < ledger.capacity) {
+      const share = Number.isInteger(plan.share) ? `${plan.share}.0` : String(plan.share);
+      const given = `gpu_memory_utilization ${share} gives ${plan.engine}`;
+      return `the ${short(ledger.limit)} that ${given} on ${plan.machine.name}`;
+    }
+    return `the ${short(ledger.capacity)} of ${plan.machine.name}`;
+  }
+
+  function verdict(plan, ledger) {
+    if (ledger.fits) {
+      const who = `${users(plan.users)} x ${group(plan.ctx)} tokens`;
+      const free = `${short(ledger.headroom)} of ${short(ledger.capacity)}`;
+      return `fits: ${who} leave ${free}; ${users(ledger.maxUsers)} would fit.`;
+    }
+    const changes = suggest(plan);
+    const help = changes.length ? `it would fit with ${changes.join("; or ")}.`
+      : `no format, KV dtype, context or number of users that membudget knows fits ${plan.machine.name}.`;
+    const bucket = ledger.brokenBy;
+    const over = `${short(-ledger.headroom)} over ${limitText(plan, ledger)}`;
+    return `does not fit: ${bucket} breaks it, ${over} (${bucket} is ${short(ledger.sums[bucket])}); ${help}`;
+  }
+
+  return { predict, maxUsers, request, short, decimal, group, users };
+})();
