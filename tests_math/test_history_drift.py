@@ -207,7 +207,7 @@ def test_a_wrong_table_is_refused(tmp_path: Path, text: str) -> None:
     """A table that is none says which entry is wrong."""
     place = tmp_path / "changes.yaml"
     place.write_text(text)
-    with pytest.raises(ChangesError, match="changes.yaml"):
+    with pytest.raises(ChangesError, match=r"changes\.yaml"):
         known_changes(str(place))
 
 
