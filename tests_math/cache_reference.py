@@ -19,6 +19,8 @@ PROMPTS = (7, 64, 129)
 #: Decode steps after each prompt.
 STEPS = (1, 3)
 BATCH = 2
+#: max_cache_len of the static caches.
+STATIC_LEN = 40
 #: The encoder's tokens, where there is an encoder.
 SOURCE = 11
 #: Windows small enough that every prompt but the first passes them, and keys that set them.
@@ -148,6 +150,20 @@ def measure(model: Any, prompt: int, steps: tuple[int, ...] = STEPS, make_cache:
                     held([cache, [getattr(m, key) for m in model.modules() for key in apart if hasattr(m, key)]])
                 )
     return found
+
+
+def measure_static(model: Any) -> Held | None:
+    """What a StaticCache of STATIC_LEN tokens holds after 7; None where the model cannot use one."""
+    from transformers import StaticCache
+
+    if crosses(model) or not getattr(model, "_can_compile_fullgraph", False):
+        return None
+    try:
+        cache = StaticCache(config=model.config, max_cache_len=STATIC_LEN)
+        measure(model, 7, (1,), lambda: cache)
+    except Exception:
+        return None
+    return held(cache)
 
 
 def crosses(model: Any) -> bool:

@@ -49,12 +49,11 @@ class Model:
         self.name = name
         self.config = family.read(config)
         self.family = family
-        beside, settled = towers(self.config)
+        beside, self.unknown = towers(self.config, parts(config.raw))
         self.tensors: tuple[Tensor, ...] = (*self._tensors(), *beside)
         self.caches: tuple[CacheSpec, ...] = tuple(family.caches(self.config))
         self.count: ParameterCount = count(self.tensors)
         self.cache_shape: CacheShape = summarize(self.caches)
-        self.unknown: tuple[str, ...] = tuple(part for part in parts(config.raw) if part not in settled)
         self.unproven = False
         self.memo: dict[Any, Any] = {}
 
@@ -98,9 +97,11 @@ def build(
     values, aliases = class_defaults(WHOLE.get(model_type, model_type))
     if as_type and as_type != config.model_type:
         values = {key: value for key, value in values.items() if isinstance(value, bool)}
-    elif config.text is not config.raw and "tie_word_embeddings" not in values and config.wrapper:
+    elif config.text is not config.raw and config.wrapper:
+        # Where neither level says it, the text class's default holds before the wrapper's: Mistral-Small-3.1 and
+        # 3.2 say nothing, their files store a head, and the wrapper's class of transformers 5 would tie it.
         tied = class_defaults(config.wrapper)[0].get("tie_word_embeddings", False)
-        values = {**values, "tie_word_embeddings": tied}
+        values = {"tie_word_embeddings": tied, **values}
     model = Model(config.with_defaults(values, aliases), family, name or config.source)
     model.unproven = as_type is not None and as_type != config.model_type
     return model

@@ -41,12 +41,19 @@ MODULES = {
 Recipe = Callable[[Config], Iterable[tuple[str, Iterator[Tensor]]]]
 
 
-def towers(config: Config) -> tuple[list[Tensor], tuple[str, ...]]:
-    """(tensors of all known towers, the words of `Model.unknown` that they settle)."""
+#: Wrappers that may do without a vision tower.
+OPTIONAL = frozenset({"gemma4"})
+
+
+def towers(config: Config, described: tuple[str, ...]) -> tuple[list[Tensor], tuple[str, ...]]:
+    """(tensors of all known towers, parts that are not counted, in words).
+
+    described: the parts that the config describes, in words (`membudget.model.wrappers.parts`).
+    """
     wrapper = config.raw.get("model_type")
     module = MODULES.get(wrapper) if isinstance(wrapper, str) else None
     if module is None:
-        return [], ()
+        return [], described
     imported = __import__(f"membudget.model.towers.{module}", fromlist=["RECIPES"])
     recipe: Recipe = imported.RECIPES[wrapper]
     tensors, settled = [], []
@@ -57,7 +64,11 @@ def towers(config: Config) -> tuple[list[Tensor], tuple[str, ...]]:
             else:
                 tensors.append(tensor._replace(role=role))
         settled.append(f"{role} tower")
-    return tensors, tuple(settled)
+    unknown = tuple(part for part in described if part not in settled)
+    if not settled and not unknown and wrapper not in OPTIONAL:
+        # The class has one all the same, of a size that the file does not say.
+        unknown = ("vision tower",)
+    return tensors, unknown
 
 
 __all__ = ["MODULES", "towers"]

@@ -8,6 +8,8 @@ from membudget.model.config import Config
 from membudget.model.tensors import Tensor
 from membudget.model.towers.parts import bare, extent, layer_norm, layers, lin, patch_conv, patches, section
 
+#: The class's own, of up to four tiles.
+ASPECT_RATIOS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 Towers = Iterable[tuple[str, Iterator[Tensor]]]
 
 
@@ -30,7 +32,7 @@ def _llama4_tower(c: Config) -> Iterator[Tensor]:
         yield from layer_norm(layer + "post_attention_layernorm", hidden)
     into, out = c.integer("projector_input_dim"), c.integer("projector_output_dim")
     yield from lin(at + "vision_adapter.mlp.fc1", into, inner, False)
-    yield from lin(at + "vision_adapter.mlp.fc2", out, into, False)
+    yield from lin(at + "vision_adapter.mlp.fc2", out, out, False)
 
 
 def _llama4(config: Config) -> Towers:
@@ -55,9 +57,9 @@ def _mllama_tower(c: Config) -> Iterator[Tensor]:
     """Llama 3.2 Vision: tiles of an image, local layers and gated global ones."""
     hidden, inner, at = c.integer("hidden_size"), c.integer("intermediate_size"), "vision_model."
     tiles, tokens = c.integer("max_num_tiles"), patches(c) + 1
-    ratios = c.get("supported_aspect_ratios")
-    if not isinstance(ratios, list) or not ratios:
-        raise c.error("supported_aspect_ratios", "is missing or no list", "a list of pairs")
+    ratios = c.get("supported_aspect_ratios", ASPECT_RATIOS)
+    if not isinstance(ratios, (list, tuple)) or not ratios:
+        raise c.error("supported_aspect_ratios", "is no list of pairs", "a list of pairs")
     rows = len(ratios) + 1
     yield from bare(at + "class_embedding", hidden)
     yield from patch_conv(at + "patch_embedding", c, hidden, False)

@@ -146,9 +146,9 @@ def _paligemma(config: Config) -> Towers:
     found = _vision(config, "siglip_vision_model")
     if found is None:
         return
-    c, tower = found
+    (c, tower), out = found, whole(config).integer("projection_dim", 2048)
     yield "vision", tower
-    yield "vision", lin("multi_modal_projector.linear", c.integer("projection_dim", 2048), c.integer("hidden_size"))
+    yield "vision", lin("multi_modal_projector.linear", out, c.integer("hidden_size"))
 
 
 def _llava(config: Config) -> Towers:
@@ -184,7 +184,7 @@ def _mistral3(config: Config) -> Towers:
     if found is None:
         return
     (c, tower), top, text = found, whole(config), config.integer("hidden_size")
-    hidden, merge, bias = c.integer("hidden_size"), top.integer("spatial_merge_size", 2), False
+    hidden, merge = c.integer("hidden_size"), top.integer("spatial_merge_size", 2)
     bias, at = top.flag("multimodal_projector_bias"), "multi_modal_projector."
     yield "vision", tower
     yield "vision", rms(at + "norm", hidden)
