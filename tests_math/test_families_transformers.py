@@ -78,7 +78,7 @@ def _classes() -> dict[str, Any]:
 READ_OTHERWISE = {
     "stepfun-ai/Step-3.7-Flash": "flat keys, where the class reads text_config alone",
     "stepfun-ai/Step-3.7-Flash-FP8": "flat keys, where the class reads text_config alone",
-    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": "neither level says whether it ties; the class says yes, the files no",
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": "no level says if it ties; the class says yes, the files no",
     "liuhaotian/llava-v1.5-7b": "flat keys of the original LLaVA, where the class reads text_config alone",
 }
 
