@@ -47,7 +47,7 @@ def one(model_type: str, draws: int) -> dict[str, Any]:
         if not all(runs.values()):
             return {"why": "forward() returns no cache"}
         found["class"] = type(model).__name__
-        row: dict[str, Any] = {"config": config, "runs": runs, "encoder": caches.SOURCE if caches.crosses(model) else 0}
+        row: dict[str, Any] = {"config": config, "runs": runs, "encoder": caches.source_tokens(model)}
         static = caches.measure_static(model)
         if static is not None:
             row["static"] = static
@@ -64,6 +64,7 @@ def shown(error: Exception) -> str:
 
 
 def main() -> None:
+    """Measure and write."""
     import torch
     import transformers
 

@@ -129,7 +129,7 @@ def measure(model: Any, prompt: int, steps: tuple[int, ...] = STEPS, make_cache:
     takes = inspect.signature(model.forward).parameters
     name = next(key for key in CACHE_NAMES if key in takes)
     more: dict[str, Any] = {}
-    if crosses(model):
+    if source_tokens(model):
         source = torch.zeros(BATCH, SOURCE, config.hidden_size, dtype=torch.bfloat16)
         if "encoder_hidden_states" in takes:
             more["encoder_hidden_states"] = source
@@ -156,7 +156,7 @@ def measure_static(model: Any) -> Held | None:
     """What a StaticCache of STATIC_LEN tokens holds after 7; None where the model cannot use one."""
     from transformers import StaticCache
 
-    if crosses(model) or not getattr(model, "_can_compile_fullgraph", False):
+    if source_tokens(model) or not getattr(model, "_can_compile_fullgraph", False):
         return None
     try:
         cache = StaticCache(config=model.config, max_cache_len=STATIC_LEN)
@@ -166,9 +166,12 @@ def measure_static(model: Any) -> Held | None:
     return held(cache)
 
 
-def crosses(model: Any) -> bool:
-    """Whether the decoder has cross attention."""
-    return any("encoder_attn" in name or "cross" in name for name, _ in model.named_modules())
+def source_tokens(model: Any) -> int:
+    """The encoder's tokens that `measure` gives to the decoder's cross attention; 0 where it has none."""
+    takes = inspect.signature(model.forward).parameters
+    given = "encoder_hidden_states" in takes or "encoder_outputs" in takes
+    crosses = any("encoder_attn" in name or "cross" in name for name, _ in model.named_modules())
+    return SOURCE if given and crosses else 0
 
 
 def held(cache: Any) -> Held:
