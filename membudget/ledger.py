@@ -170,6 +170,7 @@ class Ledger:
             "model_type": budget.model.model_type,
             "params": budget.model.count.params,
             "unknown": list(budget.model.unknown),
+            "unproven": budget.model.unproven,
             "format": budget.format.name,
             "kv_cache_dtype": budget.kv_cache_dtype,
             "ctx": budget.ctx,

@@ -154,7 +154,9 @@ def test_plan_as_another_family(ask: Ask, tmp_path: Path, raw_config: Callable[[
     path.write_text(json.dumps(raw), encoding="utf-8")
     code, error = ask("count", str(path))
     assert (code, error["error"]["type"]) == (2, "UnknownModelType")
-    assert ask("count", str(path), "--as", "llama")[1]["params"] == 8_030_261_248
+    counted = ask("count", str(path), "--as", "llama")[1]
+    assert counted["params"] == 8_030_261_248
+    assert counted["unproven"] is True
 
 
 def test_count_llama(ask: Ask) -> None:

@@ -102,10 +102,7 @@ def build_model(args: Arguments, found: Located) -> Model:
             f"{short_repr(args.model)}: only weights lie there, no config.json to say what they make up; "
             "put the model's config.json beside them, or pass its hub id"
         )
-    if args.family:
-        config = config.with_defaults({})
-        config.model_type = args.family
-    return build(config, found.repo or args.model)
+    return build(config, found.repo or args.model, as_type=args.family)
 
 
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:

@@ -195,6 +195,7 @@ def _document(model: Model, found: Located, layers: list[Layers]) -> dict[str, A
         "by_role": count.by_role,
         "by_part": count.by_part,
         "unknown": list(model.unknown),
+        "unproven": model.unproven,
         "layers": [layer.as_json() for layer in layers],
     }
 
@@ -225,6 +226,8 @@ def _text(model: Model, layers: list[Layers], args: Arguments) -> str:
             for t in model.tensors
         ]
         lines += table(rows, "<><<")
+    if model.unproven:
+        lines += terminal.wrap(f"unproven: {model.model_type} read as {model.read_as} at your word", "", "- ")
     for part in model.unknown:
         lines += terminal.wrap(f"not counted: {part}", "", "- ")
     return "\n".join(lines)

@@ -119,6 +119,8 @@ def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
 def _notes(ledgers: list[Ledger]) -> list[str]:
     first = ledgers[0].budget
     notes = [f"not counted: {part}" for part in first.model.unknown]
+    if first.model.unproven:
+        notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
     if cross:
         from membudget.formats import kv

@@ -32,6 +32,13 @@ __all__ = [
 ]
 
 
+#: What an error names of all the known families.
+POPULAR = (
+    "llama", "llama4_text", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text",
+    "phi3", "deepseek_v3", "glm4_moe", "gpt_oss", "nemotron_h",
+)  # fmt: skip
+
+
 class UnknownModelType(ConfigError):
     """A model_type that no recipe knows."""
 
@@ -43,6 +50,7 @@ class Model:
     tensors: every tensor, in checkpoint order.  caches: one `CacheSpec` a layer.
     unknown: parts that are in the model but not counted, in words; empty when exact.
     unproven: the recipe is one that the user named, not the model_type's own.
+    read_as: the model_type whose recipe it is.
     """
 
     def __init__(self, config: Config, family: Family, name: str) -> None:
@@ -55,6 +63,7 @@ class Model:
         self.count: ParameterCount = count(self.tensors)
         self.cache_shape: CacheShape = summarize(self.caches)
         self.unproven = False
+        self.read_as = config.model_type
         self.memo: dict[Any, Any] = {}
 
     def _tensors(self) -> Iterable[Tensor]:
@@ -104,6 +113,7 @@ def build(
         values = {"tie_word_embeddings": tied, **values}
     model = Model(config.with_defaults(values, aliases), family, name or config.source)
     model.unproven = as_type is not None and as_type != config.model_type
+    model.read_as = model_type
     return model
 
 
@@ -121,7 +131,10 @@ def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownMod
         if near
         else "No known family has keys like it; --as llama tries a recipe at your word and marks the result unproven. "
     )
+    known = all_families()
+    shown = [name for name in POPULAR if name in known]
     return UnknownModelType(
         f"{config.source}: model_type {model_type!r} has no recipe, so nothing is counted. {hint}"
+        f"Known are {', '.join(shown)} and {len(known) - len(shown)} more, all in docs/coverage.md. "
         "To add one, see docs/new-model-family.md"
     )

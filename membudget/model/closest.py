@@ -16,6 +16,10 @@ def closest(config: Config) -> str | None:
     named = _by_architecture(config)
     if named:
         return named
+    llama = {*class_defaults("llama")[0], "num_key_value_heads", "head_dim"}
+    written = set(config.text)
+    if {"hidden_size", "intermediate_size"} <= written and {key for key in written if _structural(key)} <= llama:
+        return "llama"  # nothing in it that Llama has not: the plainest reading
     best, best_score = None, 0.25
     for model_type in sorted(MODULE_OF, key=lambda name: (len(name), name)):
         values, _ = class_defaults(model_type)
