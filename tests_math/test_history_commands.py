@@ -1,0 +1,160 @@
+"""`membudget history` and `membudget diff`, and the workflows that call them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from membudget.history import Record, append
+from tests_math.test_history_drift import GIB, run
+
+pytestmark = pytest.mark.math
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "fixtures" / "logs"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+Ask = Callable[..., tuple[int, Any]]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Callable[..., str]:
+    """Write records; the folder they lie in."""
+
+    def write(*records: Record) -> str:
+        for record in records:
+            append(record, str(tmp_path / "runs"))
+        return str(tmp_path / "runs")
+
+    return write
+
+
+def test_history_shows_runs_and_courses(run_cli: Call, runs: Callable[..., str]) -> None:
+    """A line a run, a line a budget's line with its course; the one that moved says how often."""
+    folder = runs(run(1), run(2), run(3, {"transformers": "5.9.0"}, 2 * GIB, verdict="failed"))
+    code, out, _ = run_cli("history", "--runs", folder)
+    assert code == 0
+    assert out.count("spark ") >= 3
+    assert "1 failed" in out
+    row = next(line for line in out.splitlines() if re.search(r"mistral\s+kv_cache\s+measured", line))
+    assert ("▁▁█" in row) or ("__@" in row)
+    assert re.search(r"1\.00 GiB\s+2\.00 GiB\s+1x\s+3$", row)
+
+
+def test_history_chooses(ask: Ask, runs: Callable[..., str]) -> None:
+    """By budget, line, machine, source, and the last N."""
+    folder = runs(run(1), run(2), run(3, source="pytest -m math"), run(4, machine={"name": "other"}))
+    code, found = ask("history", "--runs", folder, "--machine", "spark", "--line", "kv", "--last", "2")
+    assert code == 0
+    assert [item["source"] for item in found["runs"]] == ["pytest -m spark", "pytest -m math"]
+    assert {line["line"] for line in found["lines"]} == {"kv_cache"}
+    assert ask("history", "--runs", folder, "--source", "math")[1]["lines"][0]["values"] == [GIB]
+
+
+def test_nothing_recorded(ask: Ask, tmp_path: Path) -> None:
+    """No folder, no run of that kind: not available here, with what makes one."""
+    code, found = ask("history", "--runs", str(tmp_path / "none"))
+    assert code == 3
+    assert "pytest --record" in found["error"]["message"]
+    assert ask("diff", "--runs", str(tmp_path / "none"))[0] == 3
+
+
+def test_diff_of_the_last_with_the_last_green(ask: Ask, run_cli: Call, runs: Callable[..., str]) -> None:
+    """Exit code 1, the line, its bytes and since when; 0 where nothing moved."""
+    folder = runs(run(1), run(2, measured=3 * GIB, verdict="failed"), run(3, {"torch": "2.14.0"}, 2 * GIB))
+    code, found = ask("diff", "--runs", folder)
+    assert code == 1
+    (move,) = found["moves"]
+    assert (move["budget"], move["line"], move["off"], move["share"]) == ("mistral", "kv_cache", GIB, 1.0)
+    assert ask("diff", "2026-11-01", "2026-11-01", "--runs", folder)[0] == 3
+    code, out, _ = run_cli("diff", "--runs", folder, "--markdown")
+    assert code == 1
+    assert out.startswith("### membudget: 1 line moved\n\n```\n")
+
+
+def test_diff_of_each_source(ask: Ask, runs: Callable[..., str]) -> None:
+    """Every machine and source is held against its own last green run; a first run of its kind is left out."""
+    folder = runs(
+        run(1),
+        run(2, source="survey vllm newest"),
+        run(3, measured=2 * GIB),
+        run(4, source="survey vllm newest"),
+        run(5, source="new"),
+    )
+    code, found = ask("diff", "--each", "--runs", folder)
+    assert code == 1
+    assert [len(item["moves"]) for item in found["each"]] == [1, 0]
+    assert ask("diff", "--each", "--runs", runs())[0] == 1
+
+
+def test_diff_of_two_logs(ask: Ask, tmp_path: Path) -> None:
+    """No record is needed: an older version's log and a newer one's, named with their versions."""
+    old, new = (f"{LOGS}/sizing/{version}-gemma-3-27b-text.log@{version}" for version in ("0.12.0", "0.20.2"))
+    code, found = ask("diff", old, new, "--runs", str(tmp_path))
+    assert code == 1
+    (move,) = found["moves"]
+    assert (move["line"], move["before"], move["after"]) == ("pool_tokens", 112_336, 292_307)
+    assert {"name": "vllm", "kind": "version", "before": "0.12.0", "after": "0.20.2"} in found["differences"]
+    assert ask("diff", old, str(ROOT / "README.md"), "--runs", str(tmp_path))[0] == 2
+
+
+def test_unreadable_lines_are_told(ask: Ask, runs: Callable[..., str]) -> None:
+    """A record of a newer schema is named beside the answer."""
+    folder = runs(run(1), run(2))
+    with (Path(folder) / "spark.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(run(3).as_json() | {"schema": 99}) + "\n")
+    code, found = ask("diff", "--runs", folder)
+    assert code == 0
+    assert "schema 99 is newer" in found["problems"][0]
+
+
+@pytest.fixture
+def run_cli(run: Call) -> Call:
+    """Run one command line (the name `run` is taken by a maker of records here)."""
+    return run
+
+
+def test_every_documented_key(ask: Ask, runs: Callable[..., str]) -> None:
+    """docs/cli.md names every key of both documents."""
+    from scripts.cli_docs import KEYS
+
+    folder = runs(run(1), run(2))
+    for name, argv in (("history", ["history"]), ("diff", ["diff"]), ("diff", ["diff", "--each"])):
+        known = {key for keys in KEYS[name] for key in keys.split(", ")}
+        assert set(ask(*argv, "--runs", folder)[1]) <= known
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_are_valid(path: Path) -> None:
+    """Against the schema of GitHub's workflows that check-jsonschema carries."""
+    pytest.importorskip("check_jsonschema", reason="needs check-jsonschema: pip install check-jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_ci_covers_what_is_supported() -> None:
+    """Linux on both architectures, macOS and Windows; every Python from 3.11 to 3.14; the rehearsal on Linux."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    matrix = jobs["math"]["strategy"]["matrix"]
+    assert {"ubuntu-latest", "ubuntu-24.04-arm", "macos-latest", "windows-latest"} == set(matrix["os"])
+    assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert jobs["math"]["strategy"]["fail-fast"] is False
+    assert "cpu" in json.dumps(jobs["rehearsal"]["steps"])
+
+
+def test_nightly_runs_on_a_spark() -> None:
+    """The label, the session, the uploaded record and the comment."""
+    job = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"]["spark"]
+    assert "dgx-spark" in job["runs-on"]
+    steps = json.dumps(job["steps"])
+    for part in ("nox -s nightly", "membudget diff", "upload-artifact", "createCommitComment"):
+        assert part in steps
