@@ -41,6 +41,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("diff", "diff", "what moved between two runs, since when, and why"),
     ("bisect", "bisect", "which version of a package moved a line"),
     ("explore", "explore", "an HTML page to play with a plan"),
+    ("report", "report", "an HTML page of a run, or of budgets as predicted"),
 )
 
 INTERRUPTED, BUG = 130, 70

@@ -158,6 +158,16 @@ KEYS: dict[str, dict[str, str]] = {
         "skipped": "versions in between that could not be asked",
         "changes": "known changes that fit",
     },
+    "explore": {
+        "file, bytes": "the page that was written",
+        "models, machines": "names of what is on it",
+    },
+    "report": {
+        "file, bytes": "the page that was written",
+        "budgets": "`passed`, `failed` or `recorded`, by the budget's id",
+        "failed": "how many failed",
+        "problems": "what could not be read, or was not asked",
+    },
     "log": {
         "(list)": "one object an engine: `version`, `model`, `figures` by name, `verdict`, `checks`, `differences`, "
         "`arithmetic`, `options`; see vllm-logs.md",

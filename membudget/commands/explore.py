@@ -73,6 +73,8 @@ def _choice(name: str, args: Arguments) -> Choice:
     model = build_model(Arguments({"model": name, "family": args.family}), found)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
+    if model.unproven:
+        notes.insert(0, f"unproven: {model.model_type} read as {model.read_as} at your word")
     form.weigh(model)  # a format that does not apply is an error here, not a dead option on the page
     cache = choose_cache(args.kv_cache_dtype, form, model, found)
     return Choice(model, form, cache, tuple(notes))

@@ -143,15 +143,15 @@
       made.append(node);
     };
     place(element("div", "track"), 0n, ledger.capacity);
+    const line = ledger.limit === null ? ledger.capacity : ledger.limit + ledger.reserve;
+    const bound = line < ledger.capacity ? line : ledger.capacity;
     let start = 0n;
     for (const bucket of page.drawn) {
       const end = start + ledger.sums[bucket];
       const [from, to] = [start < scale ? start : scale, end < scale ? end : scale];
-      if (to > from) place(element("div", `seg ${bucket}`, label(bucket, ledger, percent(to - from, scale))), from, to);
+      if (to > from) place(element("div", `seg ${bucket}`, from < bound && bound < to ? "" : label(bucket, ledger, percent(to - from, scale))), from, to);
       start = end;
     }
-    const line = ledger.limit === null ? ledger.capacity : ledger.limit + ledger.reserve;
-    const bound = line < ledger.capacity ? line : ledger.capacity;
     if (ledger.total > bound) place(element("div", "over"), bound, ledger.total < scale ? ledger.total : scale);
     if (ledger.total > scale) made.append(element("div", "torn"));
     if (bound < ledger.capacity) place(element("div", "end claim"), bound, bound);

@@ -1,0 +1,198 @@
+"""The page of a run or of budgets: what it says, that it says it safely, and how the command ends."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from membudget.cli import main
+from membudget.history import Entry, Line, Record, append
+from membudget.machines import get
+from membudget.report import run_page, story
+from membudget.report.story import Told
+from membudget.units import GIB, MIB
+
+pytestmark = pytest.mark.math
+
+SETTINGS = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "format": "bf16",
+    "kv_cache_dtype": "bf16",
+    "ctx": 8192,
+    "users": 8,
+    "machine": "dgx-spark",
+    "engine": "vllm",
+    "caches": ["full"],
+}
+#: 32 layers x 2 x 8 KV heads x 128 x 2 bytes; and half as much again, a cache that keeps too much.
+SLOPE, TOO_MUCH = 131_072, 196_608
+WEIGHTS = 16_060_522_496
+
+
+def run(day: int, engine: str, slope: int = SLOPE, name: str = "llama-3.1-8b-bf16.dgx-spark") -> Record:
+    """One night on a Spark."""
+    lines = {
+        "weights": Line(WEIGHTS, WEIGHTS + 4096, allowed="within +64 MiB"),
+        "kv_cache": Line(8 * 8192 * SLOPE, 8 * 8192 * slope, allowed="within 1%"),
+        "activations": Line(977_338_368),
+        "overhead": Line(23 * GIB // 2),
+        "kv_growth": Line(SLOPE, slope, allowed="within 1%"),
+        "fragmentation_dynamic": Line(None, 300 * MIB + day * MIB, allowed="below 1 GiB"),
+        "fragmentation_static": Line(None, None, allowed="below 1 GiB"),
+        "max_users": Line(94, 94 if slope == SLOPE else 61, "count"),
+    }
+    failed = slope != SLOPE
+    why = "kv_cache is 4.00 GiB over: 12.00 GiB measured, 8.00 GiB predicted (allowed within 1%)" if failed else ""
+    return Record(
+        f"202611{day:02}-040000-abc123",
+        f"2026-11-{day:02}T04:00:00.000000Z",
+        "pytest -m spark",
+        {"name": "spark", "title": "NVIDIA GB10", "memory": 130_663_165_952, "driver": "580.173.02"},
+        {"vllm": engine, "transformers": "5.24.0"},
+        {name: Entry("failed" if failed else "passed", lines, SETTINGS, why)},
+    )
+
+
+RUNS = (run(2, "0.30.0"), run(9, "0.31.0"), run(16, "0.31.0"), run(23, "0.32.0", TOO_MUCH))
+
+
+def capacity(name: str) -> int:
+    """The shipped machine's memory."""
+    return get(name).memory
+
+
+def told(runs: tuple[Record, ...] = RUNS) -> Told:
+    """The budget of the last night."""
+    return story.of_record(runs[-1], runs, capacity).told[0]
+
+
+def test_drift_is_told_by_line_and_run() -> None:
+    """The cache's slope over four nights, oldest first, each with its engine's version."""
+    courses = {course.line: course for course in told().courses}
+    assert [value for _, value in courses["kv_growth"].values] == [SLOPE, SLOPE, SLOPE, TOO_MUCH]
+    assert courses["kv_growth"].values[3][0] == "2026-11-23, vllm 0.32.0, transformers 5.24.0"
+    page = run_page.render(story.of_record(RUNS[-1], RUNS, capacity))
+    assert "+64.00 KiB (+50.0%)" in page
+    assert "kv_cache is 4.00 GiB over" in page
+
+
+def test_later_runs_and_other_sources_are_left_out() -> None:
+    """The report of the second night knows two nights, and none of another tier."""
+    other = run(1, "0.29.0")._replace(source="pytest -m cpu", id="other")
+    found = story.of_record(RUNS[1], (other, *RUNS), capacity)
+    assert {len(course.values) for course in found.told[0].courses} == {2}
+
+
+def test_bars_stand_against_the_machine() -> None:
+    """On 121.69 GiB the predicted weights are 12.29% wide, and what was not measured is an outline."""
+    page = run_page.render(story.of_record(RUNS[-1], RUNS, capacity))
+    weights = re.search(r'<rect class="part weights" x="[\d.]+%" y="20" width="([\d.]+)%"', page)
+    assert weights is not None
+    assert float(weights[1]) == pytest.approx(100 * WEIGHTS / 130_663_165_952, abs=0.001)
+    assert 'class="part activations guess"' in page
+    assert "without overhead and activations" in page
+
+
+def test_growth_bends_where_a_window_is_full() -> None:
+    """gemma-3-27b keeps 1,024 tokens in 52 of its 62 layers: 62 layers grow at first, 10 afterwards."""
+    settings = {**SETTINGS, "model": "google/gemma-3-27b-it", "caches": ["full", "sliding"]}
+    entry = RUNS[0].budgets["llama-3.1-8b-bf16.dgx-spark"]._replace(settings=settings)
+    record = RUNS[0]._replace(budgets={"gemma": entry})
+    growth = story.of_record(record, (record,), capacity).told[0].growth
+    assert growth is not None
+    layer = 2 * 16 * 128 * 2
+    assert (growth.slope, growth.slope_end) == (62 * layer, 10 * layer)
+    assert dict(growth.predicted)[1024] == 1024 * 62 * layer
+    assert growth.predicted[-1] == (8192, 1024 * 62 * layer + 7168 * 10 * layer)
+
+
+def test_growth_of_an_unknown_model_is_not_guessed() -> None:
+    """Without the model a sliding cache has a slope and no line; a full one is straight."""
+    lost = {**SETTINGS, "model": "nobody/has-this"}
+    for caches, points in ((["full"], ((0, 0), (8192, 8192 * SLOPE))), (["full", "sliding"], ())):
+        entry = RUNS[0].budgets["llama-3.1-8b-bf16.dgx-spark"]._replace(settings={**lost, "caches": caches})
+        record = RUNS[0]._replace(budgets={"b": entry})
+        growth = story.of_record(record, (record,), capacity).told[0].growth
+        assert growth is not None
+        assert growth.predicted == points
+
+
+def test_page_is_well_formed_and_asks_for_nothing() -> None:
+    """Every element is closed; no script, no address, no inline style; a policy that allows the style sheet alone."""
+    page = run_page.render(story.of_record(RUNS[-1], RUNS, capacity))
+    body = page[page.index("<body>") : page.index("</body>") + 7]
+    ET.fromstring(re.sub(r" open>", ' open="">', body))
+    assert "default-src 'none'; style-src 'sha256-" in page
+    assert "script-src" not in page
+    assert "<script" not in page
+    assert not re.search(r"""https?://|\bsrc=|\son\w+=|style=["']|url\(|@import""", page)
+
+
+@pytest.mark.parametrize(
+    "evil", ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "a&b\x00\x1b[31m\u202e"]
+)
+def test_names_from_outside_are_text(evil: str) -> None:
+    """A budget, machine, version or reason that looks like HTML stays text, everywhere."""
+    entry = Entry("failed", {evil: Line(1, 2)}, {**SETTINGS, "model": evil, "machine": evil}, evil)
+    record = RUNS[0]._replace(
+        machine={"name": evil, "title": evil}, versions={evil: evil}, budgets={evil: entry}, skipped={evil: evil}
+    )
+    page = run_page.render(story.of_record(record, (record, record._replace(id="b")), lambda name: None))
+    assert "<img" not in page
+    assert "<script" not in page
+    assert not re.search("[\x00\x1b\u202e]", page)
+
+
+def test_command_reports_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record file gives a page; the exit code says that something in it failed."""
+    for record in RUNS:
+        path = append(record, str(tmp_path / "runs"))
+    target = tmp_path / "out.html"
+    assert main(["report", path, "-o", str(target)]) == 1
+    assert "1 budget, 1 failed" in capsys.readouterr().out
+    assert "NVIDIA GB10" in target.read_text(encoding="utf-8")
+    assert main(["report", "vllm==0.31.0", "--runs", str(tmp_path / "runs"), "-o", str(target)]) == 0
+    assert "2026-11-16" in target.read_text(encoding="utf-8")
+
+
+def test_command_reports_budgets(tmp_path: Path, budget_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Budgets alone are predictions: nothing is called measured, and what fails is said with both numbers."""
+    target = tmp_path / "out.html"
+    assert main(["report", str(budget_file), "-o", str(target), "--json"]) == 1
+    assert '"failed": 1' in capsys.readouterr().out
+    page = target.read_text(encoding="utf-8")
+    assert "not as expected" in page
+    assert "params: 8,030,261,248 predicted, 8,030,261,249" in page
+    assert "not measured" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["no-such-run"], 2, "no run is recorded"),
+        (["no/such.jsonl"], 3, "no/such.jsonl"),
+        (["no/such.yaml"], 2, "no/such.yaml"),
+    ],
+)
+def test_command_refuses(
+    words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no run is an error that says so, and no page is written."""
+    assert main(["report", *words, "--runs", str(tmp_path / "none"), "-o", str(tmp_path / "x.html")]) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.fixture
+def budget_file(tmp_path: Path) -> Path:
+    """A budget whose author is wrong by one parameter."""
+    content: dict[str, Any] = {"model": SETTINGS["model"], "format": "bf16", "kv_cache_dtype": "bf16", "ctx": 8192}
+    content |= {"users": 8, "machine": "dgx-spark"}
+    text = "\n".join(f"{name}: {value}" for name, value in content.items())
+    file = tmp_path / "wrong.yaml"
+    file.write_text(f"{text}\nexpect:\n  params: 8_030_261_249\n", encoding="utf-8")
+    return file
