@@ -6,8 +6,9 @@ worksheet is printed.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from membudget.budget_file import Sources, load
 from membudget.detect import DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
-from membudget.probe.measure import Settings, device_of, measure, refused
-from membudget.probe.plan import CannotMeasure, plan
+from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, refused
+from membudget.probe.plan import CannotMeasure, Plan, plan
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure, lines, markdown
 
@@ -65,12 +66,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def check(request: pytest.FixtureRequest, budget: Budget) -> Iterator[Callable[..., list[Row]]]:
+def check(request: pytest.FixtureRequest, budget: Budget) -> Callable[..., list[Row]]:
     """Measure a budget, once a session, and fail where lines of these groups do not hold."""
     record = request.getfixturevalue("membudget_measured")
 
     def ask(*groups: str) -> list[Row]:
-        comparison = _measured(request.config, budget)
+        comparison = _measured(request, budget)
         rows = comparison.of(*groups)
         record(rows)
         if comparison.status == "refused":
@@ -82,10 +83,11 @@ def check(request: pytest.FixtureRequest, budget: Budget) -> Iterator[Callable[.
             pytest.fail(failure(comparison, rows, about, where, rerun), pytrace=False)
         return rows
 
-    yield ask
+    return ask
 
 
-def _measured(config: pytest.Config, budget: Budget) -> Comparison:
+def _measured(request: pytest.FixtureRequest, budget: Budget) -> Comparison:
+    config = request.config
     done = config.stash.setdefault(_DONE, {})
     if budget.id not in done:
         try:
@@ -95,8 +97,26 @@ def _measured(config: pytest.Config, budget: Budget) -> Comparison:
         if config.getoption("membudget_dry_run", False):
             config.stash.setdefault(_DRY, {})[budget.id] = made.text() + f"\n  now: {refused(made) or 'it would start'}"
             pytest.skip("--dry-run: nothing is loaded; see the end of the report")
-        done[budget.id] = measure(made, _settings(config, made.device, budget))
+        settings = _settings(config, made.device, budget)
+        if made.device == "cpu" and settings.checkpoint is None:
+            plans = _rehearsed(request, made)
+            done.update((item.budget, item) for item in measure_all([Job(item) for item in plans], settings))
+        else:
+            done[budget.id] = measure(made, settings)
     return done[budget.id]
+
+
+def _rehearsed(request: pytest.FixtureRequest, first: Plan) -> list[Plan]:
+    """This plan and those of the run's other CPU budgets: together they load torch once."""
+    plans = {first.budget.id: first}
+    for item in request.session.items:
+        other = getattr(item, "callspec", None)
+        budget = other.params.get("budget") if other is not None else None
+        asks = isinstance(budget, Budget) and "check" in getattr(item, "fixturenames", ())
+        if asks and budget.id not in plans and device_of(budget.machine) == "cpu":
+            with contextlib.suppress(CannotMeasure):
+                plans[budget.id] = plan(budget, "cpu")
+    return list(plans.values())
 
 
 def _settings(config: pytest.Config, device: str, budget: Budget) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from membudget.budget import Budget
 from membudget.probe import guard, system
 from membudget.probe.comparison import Comparison, Row
-from membudget.probe.measure import WORKER, Settings, config_of, measure
+from membudget.probe.measure import WORKER, Job, Settings, config_of, measure_all
 from membudget.probe.plan import plan
 from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
@@ -24,52 +25,65 @@ def llama() -> Budget:
     return rehearsal("llama")[0]
 
 
-def _broken(budget: Budget, fault: str, *steps: str) -> Comparison:
-    settings = Settings(hook=f"tests_hw.faults:{fault}", lock="/tmp/membudget.faults", wait=600.0)
-    return measure(plan(budget, "cpu"), settings, steps)
+#: What is broken, and the measurements that must notice.
+FAULTS = {
+    "doubled_cache": ("growth",),
+    "upcast": ("weights",),
+    "loaded_twice": ("weights",),
+    "logits_kept": ("activations",),
+    "leak": ("growth",),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(llama: Budget) -> dict[str, Comparison]:
+    """The tiny model measured with each fault, each in its own process."""
+    jobs = [Job(plan(llama, "cpu"), steps, f"tests_hw.faults:{fault}") for fault, steps in FAULTS.items()]
+    settings = Settings(lock=f"/tmp/membudget.faults.{os.getpid()}")
+    return dict(zip(FAULTS, measure_all(jobs, settings), strict=True))
 
 
 def _row(comparison: Comparison, name: str) -> Row:
     return next(row for row in comparison.rows if row.name == name)
 
 
-def test_doubled_cache_is_red(llama: Budget) -> None:
+def test_doubled_cache_is_red(broken: dict[str, Comparison]) -> None:
     """A cache that is kept twice: twice the bytes a token, said in the first line."""
-    comparison = _broken(llama, "doubled_cache", "growth")
+    comparison = broken["doubled_cache"]
     text = failure(comparison, comparison.rows)
     assert text.startswith("kv_growth is 2.00 KiB over: 4.00 KiB measured, 2.00 KiB predicted (allowed exact)")
     assert "kv_growth: 2.00x" in text
     assert _row(comparison, "kv_cache").verdict == "over"
 
 
-def test_upcast_weight_is_red(llama: Budget) -> None:
+def test_upcast_weight_is_red(broken: dict[str, Comparison]) -> None:
     """A weight in fp32: over by its size, and named."""
-    comparison = _broken(llama, "upcast", "weights")
+    comparison = broken["upcast"]
     text = failure(comparison, comparison.rows)
     assert text.startswith("weights is 128.00 KiB over:")
     assert "model.layers.1.mlp.up_proj.weight is float32, not bf16: 256.00 KiB" in text
 
 
-def test_weight_loaded_twice_is_red(llama: Budget) -> None:
+def test_weight_loaded_twice_is_red(broken: dict[str, Comparison]) -> None:
     """A second copy of a weight: over by its size, and named by whose shape it has."""
-    comparison = _broken(llama, "loaded_twice", "weights")
+    comparison = broken["loaded_twice"]
     text = failure(comparison, comparison.rows)
     assert text.startswith("weights is 128.00 KiB over:")
     assert "(bfloat16, 128.00 KiB) lies there a second time" in text
 
 
-def test_kept_logits_are_red(llama: Budget) -> None:
+def test_kept_logits_are_red(broken: dict[str, Comparison]) -> None:
     """A model that computes every logit although the last is asked for: the peak says so."""
-    comparison = _broken(llama, "logits_kept", "activations")
+    comparison = broken["logits_kept"]
     row = _row(comparison, "prefill_last")
     assert row.verdict == "over"
     assert row.measured == _row(comparison, "prefill_every").predicted
     assert "prefill_last is 1.18 MiB over" in failure(comparison, comparison.rows)
 
 
-def test_leak_is_red(llama: Budget) -> None:
+def test_leak_is_red(broken: dict[str, Comparison]) -> None:
     """What stays allocated after the cache is gone is red, to the byte."""
-    comparison = _broken(llama, "leak", "growth")
+    comparison = broken["leak"]
     assert _row(comparison, "freed").verdict == "over"
 
 

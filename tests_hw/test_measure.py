@@ -1,4 +1,4 @@
-"""The worker and the trace, on real processes: known peaks, real against fake, checkpoints, claims, parents that die."""
+"""The worker and the trace, on real processes: known peaks, checkpoints, claims, parents that die."""
 
 from __future__ import annotations
 

@@ -118,7 +118,9 @@ def _text(found: dict[str, Any]) -> str:
     alive = [("alive at the peak", "", "", "")]
     for item in found["live"]:
         shape = " x ".join(map(str, item["shape"]))
-        alive.append((f"  {item['module'] or '(outside)'}", item["op"], f"{shape} {item['dtype']}", short(item["bytes"])))
+        alive.append(
+            (f"  {item['module'] or '(outside)'}", item["op"], f"{shape} {item['dtype']}", short(item["bytes"]))
+        )
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return "\n".join(
         [

@@ -7,8 +7,9 @@ No torch here: it is only ever loaded by the workers.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.budget import Budget
@@ -72,9 +73,7 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
     Raises `membudget.probe.lock.Busy` when someone else measures on this machine.
     """
     settings = settings or Settings()
-    wanted = None if steps is None else set(steps)
-    chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
-    kept = plan._replace(rows=tuple(row for row in plan.rows if wanted is None or row.group in wanted))
+    kept, chosen = _chosen(plan, steps)
     found: dict[str, dict[str, Any]] = {}
     ended: list[guard.Outcome] = []
     with lock.machine_lock(settings.lock, settings.wait):
@@ -85,6 +84,58 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
             if outcome.status == "refused":
                 break
     return _compared(kept, found, ended)
+
+
+class Job(NamedTuple):
+    """One plan among several: its steps (groups of lines, all if None), and a hook of its own."""
+
+    plan: Plan
+    steps: tuple[str, ...] | None = None
+    hook: str | None = None
+
+
+def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[Comparison]:
+    """Several plans for the CPU, one after the other, each in a process forked from one that has loaded torch."""
+    settings = settings or Settings()
+    kept, requests = [], []
+    for job in jobs:
+        if job.plan.device != "cpu":
+            raise ValueError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
+        plan, chosen = _chosen(job.plan, job.steps)
+        kept.append(plan)
+        requests.append(_request(plan, chosen, settings._replace(hook=job.hook or settings.hook), plan.ceiling))
+    allowed = [limits(plan, settings) for plan in kept]
+    most = guard.Limits(
+        max(item.peak for item in allowed),
+        max(item.reserve for item in allowed),
+        max(item.floor for item in allowed),
+        sum(item.seconds for item in allowed),
+    )
+    with lock.machine_lock(settings.lock, settings.wait):
+        outcome = guard.run(
+            [settings.python, *WORKER],
+            {"jobs": requests},
+            most,
+            available=settings.available,
+            report=settings.report,
+        )
+    codes = (outcome.result or {}).get("codes", [])
+    done = []
+    for number, plan in enumerate(kept):
+        own = outcome._replace(stages=tuple(stage for stage in outcome.stages if stage.get("job") == number))
+        if outcome.status == "done" and codes[number] != 0:
+            why = f"crashed at {own.last_stage!r}: exit code {codes[number]}"
+            own = own._replace(status="crashed", why=why)
+        seconds = sum(float(stage.get("seconds", 0)) for stage in own.stages)
+        done.append(_compared(plan, _found(own), [own._replace(seconds=seconds)]))
+    return done
+
+
+def _chosen(plan: Plan, steps: Iterable[str] | None) -> tuple[Plan, list[dict[str, Any]]]:
+    """The plan with only the lines of some measurements, and the steps for them."""
+    wanted = None if steps is None else set(steps)
+    chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
+    return plan._replace(rows=tuple(row for row in plan.rows if wanted is None or row.group in wanted)), chosen
 
 
 def run_step(
@@ -128,15 +179,10 @@ def _processes(plan: Plan, steps: list[dict[str, Any]]) -> list[list[dict[str, A
 
 def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.Outcome:
     fake = all(step["do"].startswith("trace") for step in steps)
-    request = {
-        "config": config_of(plan.budget),
-        "dtype": plan.dtype,
-        "device": plan.device,
-        "ceiling": plan.ceiling,
-        "checkpoint": settings.checkpoint,
-        "hook": settings.hook,
-        "steps": steps,
-    }
+    # What must break breaks at the budget's ceiling; everything else stays under what it is predicted to take.
+    own = plan.device == "cpu" or any(_group(step) in ("break", "edge") for step in steps)
+    environment = {name: value for step in steps for name, value in step.get("environment", {}).items()}
+    request = _request(plan, steps, settings, plan.ceiling if own else plan.peak + PROCESS)
     allowed = limits(plan, settings)
     if fake:
         allowed = allowed._replace(peak=PROCESS)
@@ -145,8 +191,26 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
         if why is not None:
             return guard.Outcome("refused", f"not started: {why}", None, (), "", None, 0.0, None)
         allowed = allowed._replace(peak=2 * PROCESS)  # of the host's memory
-    command = [settings.python, *WORKER]
-    return guard.run(command, request, allowed, available=settings.available, report=settings.report)
+    return guard.run(
+        [settings.python, *WORKER],
+        request,
+        allowed,
+        available=settings.available,
+        report=settings.report,
+        environment={**os.environ, **environment} if environment else None,
+    )
+
+
+def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceiling: int) -> dict[str, Any]:
+    return {
+        "config": config_of(plan.budget),
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "ceiling": ceiling,
+        "checkpoint": settings.checkpoint,
+        "hook": settings.hook,
+        "steps": steps,
+    }
 
 
 def _refused_on_card(plan: Plan) -> str | None:

@@ -75,7 +75,8 @@ def plan(budget: Budget, device: str) -> Plan:
         )
     if budget.kv_cache_dtype != dtype:
         raise CannotMeasure(
-            f"a {budget.kv_cache_dtype} KV cache needs an engine that has one; transformers keeps {dtype} beside {dtype} weights"
+            f"a {budget.kv_cache_dtype} KV cache needs an engine that has one; "
+            f"transformers keeps {dtype} beside {dtype} weights"
         )
     if budget.model.unknown:
         raise CannotMeasure(f"{budget.model.name} has parts that are not counted: {', '.join(budget.model.unknown)}")
@@ -222,14 +223,17 @@ class _Maker:
         cpu = self.device == "cpu"
         steps, batch = (STEPS_CPU if cpu else STEPS), STEPS_USERS
         steps = min(steps, self.budget.ctx)
-        for cache in ("dynamic", "static"):
-            every = max(1, steps // 16)
-            name = f"steps_{cache}"
-            self.steps.append(
-                {"do": "fragmentation", "name": name, "batch": batch, "steps": steps, "every": every, "cache": cache}
-            )
-            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {cache} cache"
-            self.row(f"fragmentation_{cache}", "fragmentation", None, why, "fragmentation")
+        kinds = ("dynamic", "static") if self.device != "cuda" else ("dynamic", "static", "expandable")
+        for kind in kinds:
+            cache = "static" if kind == "static" else "dynamic"
+            step = {"do": "fragmentation", "name": f"steps_{kind}", "batch": batch, "steps": steps, "cache": cache}
+            step["every"] = max(1, min(250, steps // 16))
+            if kind == "expandable":
+                step["environment"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+            self.steps.append(step)
+            words = "dynamic cache, expandable segments" if kind == "expandable" else f"{cache} cache"
+            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {words}"
+            self.row(f"fragmentation_{kind}", "fragmentation", None, why, "fragmentation")
         size = self._held(steps, batch)
         self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
         self._peak(2 * size + activations.decode(self.model, batch, self.width).bytes)
@@ -245,8 +249,8 @@ class _Maker:
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
         self.steps.append({"do": "edge", **search})
         why = (
-            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} + one prefill of all: "
-            f"{short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
+            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} "
+            f"+ one prefill of all: {short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
         )
         self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
         self.row("max_users_closed_form", "edge", most, why, unit="count")

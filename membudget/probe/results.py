@@ -44,6 +44,7 @@ _STEP = {
     "prefill_every_closed_form": "trace_prefill_every",
     "fragmentation_dynamic": "steps_dynamic",
     "fragmentation_static": "steps_static",
+    "fragmentation_expandable": "steps_expandable",
     "steps_cache": "steps_dynamic",
 }
 
@@ -68,16 +69,16 @@ def _weights(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> 
 
 
 def _suspects(plan: Plan, figures: Mapping[str, Any]) -> str:
-    said = [
-        f"{item['name']} is {item['dtype']}, not {plan.dtype}: {short(item['bytes'])}" for item in figures["wide"]
-    ]
+    said = [f"{item['name']} is {item['dtype']}, not {plan.dtype}: {short(item['bytes'])}" for item in figures["wide"]]
     said += [
         f"a tensor like {item['like']} ({item['dtype']}, {short(item['bytes'])}) lies there a second time"
         for item in figures["strays"]
     ]
     if not said:
         off = figures["parameters"] - _row(plan, "weights").predicted
-        said = [f"the parameters themselves are {short(off)} more than predicted" if off > 0 else "no tensor stands out"]
+        said = [
+            f"the parameters themselves are {short(off)} more than predicted" if off > 0 else "no tensor stands out"
+        ]
     return "; ".join(said)
 
 
@@ -164,8 +165,11 @@ def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Foun
     last = figures["samples"][-1]
     if last["reserved"] is None:
         return row._replace(note="this device has no caching allocator: nothing is reserved beside what is allocated")
-    worst = max(sample["reserved"] - sample["total"] for sample in figures["samples"])
-    return judged(row, worst, f"{len(figures['samples'])} samples, the worst of them")
+    spare = [sample["reserved"] - sample["total"] for sample in figures["samples"]]
+    shown = ", ".join(
+        f"{sample['step']:,}: {short(size)}" for sample, size in zip(figures["samples"], spare, strict=True)
+    )
+    return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
 
 
 def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:

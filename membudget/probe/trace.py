@@ -81,13 +81,13 @@ def trace_edge(
         with mode, torch.no_grad(), models.masks_as_in_production():
             with Tracker([*model.parameters(), *model.buffers()], round_to=round_to) as tracker:
                 prompt = torch.zeros((users, tokens - decode), dtype=torch.long)
-                out = models.forward(model, prompt, "last")
+                cache = models.cache_of(models.forward(model, prompt, "last"))
                 for _ in range(decode):
-                    cache = models.cache_of(out)
-                    del out
-                    out = models.forward(model, torch.zeros((users, 1), dtype=torch.long), "last", cache)
+                    cache = models.cache_of(
+                        models.forward(model, torch.zeros((users, 1), dtype=torch.long), "last", cache)
+                    )
             peaks[users] = tracker.peak
-        return base + tracker.peak <= ceiling
+        return bool(base + tracker.peak <= ceiling)
 
     found = find_edge(fits, near, most)
     return {"users": found.most, "tried": found.tried, "peaks": peaks, "weights": base}
@@ -131,7 +131,7 @@ def cache_tensors(cache: Any) -> list[Any]:
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
             found.append(item)
-        elif isinstance(item, torch.nn.Module) or isinstance(item, type):
+        elif isinstance(item, (torch.nn.Module, type)):
             return
         elif isinstance(item, dict):
             for value in item.values():

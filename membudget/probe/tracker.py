@@ -40,7 +40,7 @@ class Live(NamedTuple):
     bytes: int
 
 
-class Tracker(TorchDispatchMode):  # type: ignore[misc]
+class Tracker(TorchDispatchMode):
     """Live and peak bytes of all storages made while it is active.  All sizes in bytes.
 
     ignore: tensors that are not counted (weights, when only temporaries are asked for).

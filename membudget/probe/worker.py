@@ -29,9 +29,49 @@ def main() -> int:
     _end_with(parent)
     request = json.loads(line)
     say.stage("start", {"pid": os.getpid()}, read=True)
-    results = answer(request, say)
-    say.line({"result": {"steps": results}})
+    if "jobs" in request:
+        say.line({"result": {"codes": answer_each(request["jobs"], say)}})
+    else:
+        say.line({"result": {"steps": answer(request, say)}})
     return 0
+
+
+def answer_each(jobs: list[dict[str, Any]], say: _Voice) -> list[int]:
+    """Each job in a process of its own, forked from this one: torch is loaded once.  Their exit codes.
+
+    Only for the CPU: a CUDA context does not survive a fork.
+    """
+    import gc
+
+    import torch
+    import torch._subclasses.fake_tensor
+    import transformers.masking_utils  # noqa: F401  (loaded before the fork)
+
+    _quiet(torch, "cpu")
+    gc.collect()
+    gc.freeze()
+    codes = []
+    for number, job in enumerate(jobs):
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                _die_with(parent)
+                say.job = number
+                answer(job, say)
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        codes.append(os.waitstatus_to_exitcode(status))
+    return codes
 
 
 def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
@@ -78,6 +118,7 @@ class _Voice:
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
         os.dup2(2, 1)
+        self.job: int | None = None
 
     def line(self, said: dict[str, Any]) -> None:
         self._out.write(json.dumps(said) + "\n")
@@ -85,7 +126,8 @@ class _Voice:
 
     def stage(self, name: str, more: dict[str, Any], read: bool = False) -> None:
         """A report; with `read`, the machine's figures at this moment beside it."""
-        self.line({"stage": name, **more, **({"readings": snap(name).as_json()} if read else {})})
+        readings = {"readings": snap(name).as_json()} if read else {}
+        self.line({"stage": name, **more, **readings, **({} if self.job is None else {"job": self.job})})
 
 
 def _versions() -> dict[str, str]:
@@ -111,13 +153,7 @@ def _end_with(parent: int) -> None:
     """End when the parent ends, however it ends, and before anyone else when memory is short."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
-            _leave()
+    _die_with(parent)
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -125,6 +161,17 @@ def _end_with(parent: int) -> None:
         _leave()
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel end this process when its parent ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            _leave()
 
 
 def _leave() -> None:

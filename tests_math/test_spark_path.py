@@ -1,0 +1,220 @@
+"""The Spark's path as far as it goes without one: GB10's real numbers put in at the probe's edge.
+
+Numbers: MemTotal of nvitop/pull/208; MemAvailable of unslothai/unsloth/pull/10704; a torch process's device
+bytes of vllm-project/vllm/pull/55828; the fall from 23.8 to 6.3 GiB in 5 s of vllm-project/vllm/issues/56824.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from membudget.budget import Budget
+from membudget.budget_file import load
+from membudget.probe import guard
+from membudget.probe.comparison import Comparison, Row
+from membudget.probe.measure import Settings, limits, measure, refused
+from membudget.probe.plan import CannotMeasure, plan
+from membudget.report.worksheet import failure
+from membudget.units import GIB, MIB
+
+pytestmark = pytest.mark.math
+
+BUDGETS = Path(__file__).parents[1] / "budgets"
+#: MemAvailable of an idle DGX Spark.
+IDLE = 121_267_814 * 1024
+#: Llama-3.1-8B: weights in bf16, cache a token.
+WEIGHTS, TOKEN = 16_060_522_496, 131_072
+CONTEXT = 707 * MIB
+
+
+def _budgets(name: str) -> list[Budget]:
+    (file,) = load([BUDGETS / f"{name}.dgx-spark.yaml"])
+    assert not file.problems, file.error
+    return list(file.budgets)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Budget:
+    """Eight users at 8Ki on a Spark."""
+    return next(item for item in _budgets("llama-3.1-8b-bf16") if item.ctx == 8192)
+
+
+class Spark:
+    """Stands for `guard.run` on a Spark: answers each step as GB10 and transformers 5.24 would."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.limits: list[guard.Limits] = []
+        self.changes = changes
+
+    def __call__(
+        self, command: Sequence[str], request: Mapping[str, Any], allowed: guard.Limits, **more: Any
+    ) -> guard.Outcome:
+        self.requests.append(request)
+        self.limits.append(allowed)
+        stages: list[dict[str, Any]] = [{"stage": "ready", "versions": {"torch": "2.13.0+cu130"}}]
+        for step in request["steps"]:
+            name = step.get("name", step["do"])
+            figures = self.changes.get(name) or self._answer(name, step)
+            stages.append({"stage": name, "found": figures, "readings": {"mem_available": IDLE}})
+        return guard.Outcome("done", "done", {}, tuple(stages), "", IDLE - 30 * GIB, 60.0, 0)
+
+    def _answer(self, name: str, step: Mapping[str, Any]) -> dict[str, Any]:
+        kept = WEIGHTS + 512
+        if name == "context":
+            return {"bytes": CONTEXT}
+        if name == "weights":
+            sizes = {"bytes": kept + 3 * MIB, "peak": kept + 5 * MIB, "parameters": WEIGHTS, "buffers": 512}
+            return {**sizes, "named_buffers": {"inv_freq": 256}, "wide": [], "strays": [], "kept_wide": {}}
+        if name == "growth":
+            points = []
+            for batch, prompt in step["points"]:
+                tokens = prompt + step["decode"]
+                size = batch * tokens * TOKEN
+                held = {"held": size + 4 * MIB, "storages": size, "tensors": size, "counters": 0, "left": 0}
+                points.append({"batch": batch, "tokens": tokens, **held})
+            return {"points": points, "weights": kept, "left": kept}
+        if name == "static":
+            size = step["batch"] * step["length"] * TOKEN
+            return {"first": size, "last": size, "storages": size, "counters": 0}
+        if name == "edge":
+            return {"users": step["near"], "tried": [], "capped": False, "peak": 39 * GIB, "weights": kept}
+        if name == "trace_edge":
+            return {"users": step["near"], "peaks": {}, "tried": []}
+        if name.startswith("trace"):
+            return {"peak": 2_051_080_192, "cache": 2**30, "buffers": 512, "live": []}
+        if name.startswith("steps"):
+            size = step["batch"] * step["steps"] * TOKEN
+            sample = {
+                "step": step["steps"],
+                "total": kept + size,
+                "allocated": size,
+                "reserved": kept + size + 300 * MIB,
+            }
+            return {"samples": [sample], "held": size, "counters": 0, "peak": size, "left": 0}
+        tokens = step["tokens"]
+        logits = tokens * 128_256 * 2
+        outcome = "out_of_memory" if step["attention"] == "eager" else "fits"
+        return {"outcome": outcome, "peak": 2_060_000_000, "left": 0, "logits": logits, "cache": 2**30}
+
+
+def _measured(budget: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: Spark) -> Comparison:
+    monkeypatch.setattr(guard, "run", spark)
+    settings = Settings(lock=str(tmp_path / "lock"), available=lambda: IDLE)
+    return measure(plan(budget, "cuda"), settings)
+
+
+def _row(comparison: Comparison, name: str) -> Row:
+    return next(row for row in comparison.rows if row.name == name)
+
+
+def test_a_sparks_answers_hold(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Allocator rounding, a context of 707 MiB and 300 MiB reserved are within what a budget allows."""
+    spark = Spark()
+    comparison = _measured(llama, monkeypatch, tmp_path, spark)
+    assert comparison.broken == []
+    assert _row(comparison, "weights").off == 3 * MIB
+    assert _row(comparison, "kv_growth").measured == TOKEN
+    assert _row(comparison, "cuda_context").measured == CONTEXT
+    assert _row(comparison, "logits").measured == 8192 * 128_256 * 2
+    assert _row(comparison, "break[0].outcome").verdict == "ok"
+    assert _row(comparison, "fragmentation_dynamic").measured == 300 * MIB
+
+
+def test_every_measurement_has_a_process_under_a_floor(
+    llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On unified memory each step runs alone, with the 12 GiB floor and the budget's own ceiling."""
+    spark = Spark()
+    _measured(llama, monkeypatch, tmp_path, spark)
+    real = [request for request in spark.requests if not request["steps"][0]["do"].startswith("trace")]
+    assert len(real) > 6
+    assert all(len(request["steps"]) == 1 for request in real)
+    broken = [request for request in real if request["steps"][0].get("name", "").startswith("break")]
+    assert {request["ceiling"] for request in broken} == {40 * GIB}
+    assert all(request["ceiling"] >= 40 * GIB for request in real)
+    expandable = [request for request in real if "environment" in request["steps"][0]]
+    assert len(expandable) == 1
+    assert {allowed.floor for allowed in spark.limits} == {12 * GIB}
+
+
+def test_doubled_cache_on_a_spark(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of twice the bytes: the first line says it, the table and the reason follow."""
+    first, last = 4 * 2048, 4 * 8192
+    points = [
+        {
+            "batch": 4,
+            "tokens": 2048,
+            "held": 2 * first * TOKEN,
+            "storages": 2 * first * TOKEN,
+            "counters": 0,
+            "left": 0,
+        },
+        {"batch": 4, "tokens": 8192, "held": 2 * last * TOKEN, "storages": 2 * last * TOKEN, "counters": 0, "left": 0},
+    ]
+    spark = Spark(growth={"points": points, "weights": WEIGHTS, "left": WEIGHTS})
+    comparison = _measured(llama, monkeypatch, tmp_path, spark)
+    text = failure(comparison, comparison.of("growth"), rerun="pytest -m spark")
+    assert text.startswith(
+        "kv_growth is 128.00 KiB over: 256.00 KiB measured, 128.00 KiB predicted (allowed within 1%)"
+    )
+    assert "kv_growth: 2.00x" in text
+    assert "rerun    pytest -m spark" in text
+
+
+def test_unexpected_pass_is_red(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eager attention at 16Ki under 40 GiB that runs: the ceiling was not held, and the test fails."""
+    spark = Spark(**{"break[0]": {"outcome": "fits", "peak": 89_397_526_528, "left": 0, "logits": 0, "cache": 0}})
+    comparison = _measured(llama, monkeypatch, tmp_path, spark)
+    row = _row(comparison, "break[0].outcome")
+    assert row.verdict == "differs"
+    assert "an unexpected pass: the peak was 83.26 GiB over the weights" in row.note
+
+
+def test_more_users_than_predicted_is_suspicious(
+    llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Twice the predicted users under the same ceiling: is the cache quantized?"""
+    edge = {"users": 40, "tried": [[40, True], [41, False]], "capped": False, "peak": 39 * GIB, "weights": WEIGHTS}
+    comparison = _measured(llama, monkeypatch, tmp_path, Spark(edge=edge))
+    row = _row(comparison, "max_users")
+    assert row.verdict == "over"
+    assert "more than predicted is suspicious" in row.note
+
+
+def test_starts_on_an_idle_spark_only(llama: Budget) -> None:
+    """115.65 GiB available: it may start; 40 GiB: it may not, and both numbers are said."""
+    made = plan(llama, "cuda")
+    assert limits(made).floor == 12 * GIB
+    assert refused(made, Settings(available=lambda: IDLE)) is None
+    reason = refused(made, Settings(available=lambda: 40 * GIB))
+    assert reason == "needs 53.00 GiB (41.00 GiB predicted peak + 12.00 GiB reserve), 40.00 GiB is available"
+
+
+def test_falling_memory_kills_in_time() -> None:
+    """MemAvailable falls from 23.8 to 6.3 GiB in 5 s: the child is ended as soon as a look sees less than 12 GiB."""
+    seen = iter([23.8, 23.8, 20.3, 16.8, 13.3, 9.8, 6.3])
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    allowed = guard.Limits(peak=0, reserve=0, floor=12 * GIB, seconds=60.0)
+    outcome = guard.run(command, {}, allowed, available=lambda: int(next(seen) * GIB))
+    assert outcome.status == "killed"
+    assert "9.80 GiB available, under the floor of 12.00 GiB" in outcome.why
+    assert outcome.seconds < 5
+
+
+def test_what_transformers_cannot_hold_is_said() -> None:
+    """A Q4_K_M budget is llama.cpp's, not a failure."""
+    with pytest.raises(CannotMeasure, match="q4_k_m weights need an engine of their own"):
+        plan(_budgets("llama-3.1-70b-q4_k_m")[0], "cuda")
+
+
+def test_dry_run_says_what_and_how_much(llama: Budget) -> None:
+    """Every step, every prediction, and the most it would take; nothing is loaded."""
+    text = plan(llama, "cuda").text()
+    for part in ("40.00 GiB", "weights 14.96 GiB", "kv_growth 128.00 KiB", "break[0].outcome out_of_memory", "edge: "):
+        assert part in text
