@@ -6,6 +6,7 @@ bytes of vllm-project/vllm/pull/55828; the fall from 23.8 to 6.3 GiB in 5 s of v
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -218,3 +219,11 @@ def test_dry_run_says_what_and_how_much(llama: Budget) -> None:
     text = plan(llama, "cuda").text()
     for part in ("40.00 GiB", "weights 14.96 GiB", "kv_growth 128.00 KiB", "break[0].outcome out_of_memory", "edge: "):
         assert part in text
+
+
+def test_gpu_script_has_a_dry_run() -> None:
+    """The prepared run for an NVIDIA GPU says what it would load without one, and refuses to measure."""
+    script = str(Path(__file__).parents[1] / "scripts" / "gpu_run.py")
+    said = subprocess.run([sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    for part in ("Llama-3.2-1B", "Llama-3.1-8B", "break[0].outcome out_of_memory", "breakages stop at 60.00 GiB"):
+        assert part in said

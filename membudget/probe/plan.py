@@ -13,7 +13,7 @@ from membudget.engines.transformers import cache_bytes
 from membudget.probe.comparison import Row
 from membudget.schema import measure_defaults
 from membudget.tolerance import EXACT, Tolerance
-from membudget.units import GIB, short
+from membudget.units import GIB, MIB, short
 
 #: Formats whose tensors transformers holds as they are; others need an engine of their own.
 DENSE = ("bf16", "fp16", "fp32")
@@ -26,6 +26,8 @@ GROWTH_USERS = 4
 STEPS, STEPS_CPU, STEPS_USERS = 4000, 16, 8
 #: A process with torch in it, beside what it measures.
 PROCESS = GIB
+#: What may stay allocated on a device: workspaces of its libraries, which are taken when first used.
+WORKSPACES = 64 * MIB
 #: Where every live tensor is counted nothing is approximate.
 EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
 
@@ -171,7 +173,8 @@ class _Maker:
             "kv_growth",
         )
         self.row("kv_cache", "growth", self._held(last, batch), self._cache_why(batch, last), "kv_cache")
-        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", "kv_cache")
+        freed = "kv_cache" if self.device == "cpu" else "weights"
+        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", freed)
         step = activations.prefill(self.model, (chunk or budget.ctx) * batch, sequences=batch, width=self.width).bytes
         self._peak(self._held(budget.ctx, batch) + step)
 
@@ -247,7 +250,7 @@ class _Maker:
             most += 1
         search = {"tokens": tokens, "decode": EDGE_DECODE, "near": max(most, 1), "most": 2 * most + 8}
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
-        self.steps.append({"do": "edge", **search})
+        self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
         why = (
             f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} "
             f"+ one prefill of all: {short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from membudget.probe.comparison import Row, judged
-from membudget.probe.plan import Plan
+from membudget.probe.plan import WORKSPACES, Plan
 from membudget.units import short
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -154,7 +154,7 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
     if done.holds is False and figures["outcome"] == "fits":
         note = f"an unexpected pass: the peak was {short(figures['peak'])} over the weights; {note}"
         return done._replace(note=note)
-    if done.holds and figures["left"] > 0:
+    if done.holds and figures["left"] > (0 if plan.device == "cpu" else WORKSPACES):
         return done._replace(holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
     return done
 
