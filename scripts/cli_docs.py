@@ -42,7 +42,7 @@ takes the weights from their headers and `count` compares them with the config.
 KEYS: dict[str, dict[str, str]] = {
     "plan": {
         "model, model_type, source": "which model, and where its config was found",
-        "params, unknown": "parameters; parts that are not counted, in words",
+        "params, unknown, unproven": "parameters; parts not counted, in words; whether --as named the recipe",
         "format, kv_cache_dtype, ctx, users, engine": "what was planned",
         "machine, convention, capacity": "the machine's bytes, `reported` by its driver or `nominal`",
         "weights, kv_cache, activations, overhead": "the four buckets",
@@ -60,7 +60,7 @@ KEYS: dict[str, dict[str, str]] = {
         "plans": "with several machines: `model`, `fits` and one such object for each",
     },
     "count": {
-        "model, model_type, source, unknown": "as in `plan`",
+        "model, model_type, source, unknown, unproven": "as in `plan`",
         "params, active, checkpoint": "parameters; those one token reads; with what published files store beside them",
         "by_role, by_part": "`params` by bucket, and by finer role (`mlp.experts`)",
         "layers": "alike neighbours together: `prefix`, `first`, `last`, `params`, `active`, `by_part`, `cache`, "
