@@ -81,20 +81,37 @@ class Budgets:
         except ValueError:
             return None
 
+    @property
+    def runs(self) -> str:
+        """Where records of runs lie."""
+        from membudget.history.here import runs_folder
+
+        given = self.option("runs")
+        return runs_folder(self._at(given) if given else None, str(self.config.rootpath))
+
+    def since(self, budget: Budget) -> str:
+        """What changed since a budget last passed on this machine."""
+        from membudget.history import here, read_folder
+        from membudget.history.select import since_green
+
+        name = here.machine()["name"] if os.path.isdir(self.runs) else ""
+        runs = [run for run in read_folder(self.runs).records if run.machine_name == name]
+        if not runs:
+            return ""
+        versions = {**here.own_versions(), **here.packages()}
+        return since_green(budget.id, runs, versions, here.commit(str(self.config.rootpath)))
+
     def recorder(self) -> Recorder | None:
         """What keeps this run; None where it is not asked for."""
         if not self.records:
             return None
-        from membudget.history import runs_folder
         from membudget.history.recorder import Recorder, refusal
 
         reason = self.option("accept-drift") or ""
         if reason and (why := refusal()):
             raise pytest.UsageError(why)
-        given = self.option("runs")
-        folder = runs_folder(self._at(given) if given else None, str(self.config.rootpath))
         write = bool(self.option("record") or reason)
-        return Recorder(self.config, folder=folder, write=write, ref=self.option("compare") or "", reason=reason)
+        return Recorder(self.config, folder=self.runs, write=write, ref=self.option("compare") or "", reason=reason)
 
     @property
     def paths(self) -> list[str]:
@@ -239,6 +256,12 @@ def membudget_rerun(request: pytest.FixtureRequest, budget: Budget) -> str:
     """The command that runs this test's budget again, for failure messages."""
     markers = [name for name in MARKERS if name != "slow" and request.node.get_closest_marker(name)]
     return request.config.stash[_BUDGETS].rerun(budget, markers)
+
+
+@pytest.fixture
+def membudget_since(request: pytest.FixtureRequest, budget: Budget) -> Callable[[], str]:
+    """Call it when a budget fails: what changed since it last passed, by the records; empty where there are none."""
+    return lambda: request.config.stash[_BUDGETS].since(budget)
 
 
 @pytest.fixture

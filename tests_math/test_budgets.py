@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from membudget.budget import Budget
@@ -10,8 +12,8 @@ from membudget.report.failure import failure
 
 
 @pytest.mark.math
-def test_budget(budget: Budget, membudget_rerun: str) -> None:
+def test_budget(budget: Budget, membudget_rerun: str, membudget_since: Callable[[], str]) -> None:
     """The budget fits (or must not), and every number in its `expect` and `break` is right."""
     verdict = judge(budget)
     if not verdict.passed:
-        pytest.fail(failure(verdict, membudget_rerun), pytrace=False)
+        pytest.fail(failure(verdict, membudget_rerun, membudget_since()), pytrace=False)

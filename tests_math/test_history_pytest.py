@@ -210,6 +210,20 @@ def test_xdist_makes_one_record_of_the_same(pytester: pytest.Pytester, run: Run)
     }
 
 
+def test_a_failure_says_since_when(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed since a budget last passed stands in its message; nothing where it never did."""
+    pytester.makepyfile(
+        "import pytest\n\ndef test_it(budget, membudget_since):\n"
+        "    if budget.ctx > 8192:\n        pytest.fail('since ' + membudget_since(), pytrace=False)"
+    )
+    run("--record")
+    (pytester.path / "budgets" / "chat.yaml").write_text(FITS.replace("8Ki", "16Ki"), encoding="utf-8")
+    monkeypatch.setattr("membudget.history.here.packages", lambda: {"transformers": "9.9.9"})
+    run().stdout.re_match_lines([r"since .*transformers \S+ -> 9\.9\.9.* \(last passed 20\d\d-\d\d-\d\d\)"])
+    (pytester.path / "runs" / "box.jsonl").unlink()
+    run().stdout.re_match_lines([r"since $"])
+
+
 def test_junit_has_the_drift(pytester: pytest.Pytester, run: Run) -> None:
     """Reports of continuous integration show it as a test that failed."""
     run("--record")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from membudget.history.record import Record
 
@@ -64,6 +64,25 @@ def baseline(ref: str, runs: Sequence[Record], new: Record) -> dict[str, Record]
         if run.id != new.id and _comparable(run, new):
             found |= {name: run for name, entry in run.budgets.items() if entry.verdict != "failed"}
     return {name: found[name] for name in new.budgets if name in found}
+
+
+def since_green(budget: str, runs: Sequence[Record], versions: Mapping[str, str], commit: str = "") -> str:
+    """What changed since a budget last passed: ``transformers 5.23.0 -> 5.24.0 (last passed 2026-11-20)``; "" if never.
+
+    runs: of this machine, in the order of time.  versions, commit: of now.
+    """
+    green = [run for run in runs if budget in run.budgets and run.budgets[budget].verdict == "passed"]
+    if not green:
+        return ""
+    last = green[-1]
+    changed = [
+        f"{name} {last.versions.get(name, 'none')} -> {versions.get(name, 'none')}"
+        for name in dict.fromkeys((*last.versions, *versions))
+        if last.versions.get(name) != versions.get(name)
+    ]
+    if last.commit and commit and last.commit != commit:
+        changed.append(f"commit {last.commit} -> {commit}")
+    return f"{', '.join(changed) or 'no version and no commit differs'} (last passed {last.time[:10]})"
 
 
 def of_file(path: str, version: str = "") -> Record:
