@@ -55,7 +55,10 @@ RUNNABLE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(
         ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
         # each kind of layer needs one with its own cache before those that share
-        lambda found: {"layer_types": _thirds(found["num_hidden_layers"])},
+        lambda found: {
+            "layer_types": _thirds(found["num_hidden_layers"]),
+            "vocab_size_per_layer_input": found["vocab_size"],
+        },
     ),
     "xmod": lambda found: {"default_language": found["languages"][0]},
 }

@@ -1,0 +1,72 @@
+"""Caches of real tiny models on the CPU, of every causal-LM type: prompts, decode steps, static caches.
+
+A third of the types a run, by the day, each with a config drawn for the day; all of them with
+MEMBUDGET_FULL=1 (nightly).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import pytest
+
+from membudget.engines.transformers import CacheHeld, cache_bytes
+from membudget.model import build
+from tests_math import cache_reference as caches
+from tests_math import family_reference as ref
+
+pytestmark = pytest.mark.transformers
+
+pytest.importorskip("torch", reason="torch is not installed; `pip install membudget[transformers]`")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
+if VERSION < (5, 24):
+    pytest.skip(f"transformers {transformers.__version__}: see docs/caches.md", allow_module_level=True)
+
+TODAY = datetime.date.today().toordinal()
+FULL = bool(os.environ.get("MEMBUDGET_FULL"))
+TYPES = [
+    name
+    for name in ref.causal_types()
+    if name not in ref.UNBUILDABLE and name not in ref.TOWERS and name not in caches.UNMEASURED
+]
+#: Numbers of draws to try until one builds: some of a type's draws are refused by its class.
+TRIES = 12
+
+
+def _drawn(model_type: str) -> tuple[dict[str, Any], Any]:
+    """(config.json, the real model) of the first of today's draws that the class takes."""
+    defaults, under = ref.text_defaults(model_type)
+    for attempt in range(TRIES):
+        given = caches.overrides(model_type, defaults, TODAY + attempt)
+        try:
+            real = caches.build_real(model_type, given, under)
+            caches.measure(real, 3, (1,))
+        except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, IndexError) as error:
+            why = f"{type(error).__name__}: {str(error)[:160]}"
+            continue
+        return ref.raw(model_type, given, under), real
+    pytest.fail(f"none of {TRIES} draws runs: {why}")
+
+
+@pytest.mark.parametrize("model_type", TYPES if FULL else TYPES[TODAY % 3 :: 3])
+def test_cache_of_a_real_model(model_type: str) -> None:
+    """Tensors and storages after a prompt and after decode steps, and a StaticCache's: equal to the byte."""
+    config, real = _drawn(model_type)
+    model, source = build(config), caches.source_tokens(real)
+    for prompt in (5, 37):
+        held = caches.measure(real, prompt)
+        ours = [
+            _pair(cache_bytes(model, prompt + step, caches.BATCH, stage=stage, encoder_tokens=source))
+            for step, stage in ((0, "prefill"), *((step, "decode") for step in caches.STEPS))
+        ]
+        assert ours == held
+    static = caches.measure_static(real)
+    if static is not None:
+        assert _pair(cache_bytes(model, caches.STATIC_LEN, caches.BATCH, kind="static")) == static
+
+
+def _pair(held: CacheHeld) -> caches.Held:
+    return caches.Held(held.tensors, held.storage)
