@@ -85,7 +85,7 @@ def test_a_layer_lies_over_its_base(tmp_path: Path) -> None:
     """The base's packages come behind the environment's own."""
     made = ensure("transformers", "5.8.0", str(tmp_path), base="/base/bin/python", run=Pip())
     layer = Path(made.folder) / "site" / "membudget-base.pth"
-    assert layer.read_text(encoding="utf-8") == os.path.join("/base", "site") + "\n"
+    assert layer.read_text(encoding="utf-8") == f"{Path('/base') / 'site'}\n"
 
 
 @pytest.mark.parametrize("version", ["5.8.0; import os", "../x", "5.8.0 --index-url=x", ""])

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from membudget.history.store import locked
+
 #: Written last: an environment without it was cut off and is made anew.
 READY = "membudget-ready.json"
 #: Seconds that one installation may take.
@@ -88,17 +90,23 @@ def ensure(
     if os.path.exists(os.path.join(place, READY)):
         return made
     os.makedirs(folder, exist_ok=True)
+    with open(place + ".lock", "ab") as lock, locked(lock.fileno(), exclusive=True):
+        if not os.path.exists(os.path.join(place, READY)):  # another process may have made it meanwhile
+            _make(run, place, made, base, more)
+    return made
+
+
+def _make(run: Run, place: str, made: Environment, base: str | None, more: Sequence[str]) -> None:
     _must(run, [base or sys.executable, "-m", "venv", "--clear", place], made)
     if base:
         _layer(run, base, made)
-    requirements = [f"{package}=={version}", *more]
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    requirements = [f"{made.package}=={made.version}", *more]
+    pip = [made.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _must(run, [*pip, *requirements], made)
     temporary = os.path.join(place, READY + ".new")
     with open(temporary, "w", encoding="utf-8") as file:
-        json.dump({"package": package, "version": version, "base": base, "more": list(more)}, file)
+        json.dump({"package": made.package, "version": made.version, "base": base, "more": list(more)}, file)
     os.replace(temporary, os.path.join(place, READY))
-    return made
 
 
 def versions_of(package: str, run: Run = run_command) -> list[str]:

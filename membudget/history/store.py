@@ -62,7 +62,7 @@ def append_line(path: str, line: bytes) -> None:
     """Write one line at the end of a file: locked, at once, synced."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
     try:
-        with _locked(handle, exclusive=True):
+        with locked(handle, exclusive=True):
             lead = _mend(handle, path)
             size = os.fstat(handle).st_size
             left = lead + line + b"\n"
@@ -80,7 +80,7 @@ def append_line(path: str, line: bytes) -> None:
 
 def read(path: str) -> Runs:
     """Every record of one file; what cannot be read is a `Problem`, and never stops the rest."""
-    with open(path, "rb") as file, _locked(file.fileno(), exclusive=False):
+    with open(path, "rb") as file, locked(file.fileno(), exclusive=False):
         content = file.read()
     records: list[Record] = []
     problems: list[Problem] = []
@@ -181,7 +181,7 @@ def _sync_folder(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(handle: int, *, exclusive: bool) -> Iterator[None]:
+def locked(handle: int, *, exclusive: bool) -> Iterator[None]:
     """Hold the file's lock.  Where a file system has none, a single write is still whole."""
     try:
         import fcntl
