@@ -36,28 +36,34 @@ TYPES = [
 TRIES = 12
 
 
-def _drawn(model_type: str) -> tuple[dict[str, Any], Any]:
-    """(config.json, the real model) of the first of today's draws that the class takes."""
+#: Prompts shorter and longer than the windows.
+PROMPTS = (5, 37)
+
+
+def _drawn(model_type: str) -> tuple[dict[str, Any], Any, list[list[caches.Held]]]:
+    """(config.json, the real model, what it holds) of the first of today's draws that the class runs."""
+    import torch
+
+    torch.set_num_threads(1)
     defaults, under = ref.text_defaults(model_type)
     for attempt in range(TRIES):
         given = caches.overrides(model_type, defaults, TODAY + attempt)
         try:
             real = caches.build_real(model_type, given, under)
-            caches.measure(real, 3, (1,))
+            held = [caches.measure(real, prompt) for prompt in PROMPTS]
         except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, IndexError) as error:
             why = f"{type(error).__name__}: {str(error)[:160]}"
             continue
-        return ref.raw(model_type, given, under), real
+        return ref.raw(model_type, given, under), real, held
     pytest.fail(f"none of {TRIES} draws runs: {why}")
 
 
 @pytest.mark.parametrize("model_type", TYPES if FULL else TYPES[TODAY % 3 :: 3])
 def test_cache_of_a_real_model(model_type: str) -> None:
     """Tensors and storages after a prompt and after decode steps, and a StaticCache's: equal to the byte."""
-    config, real = _drawn(model_type)
+    config, real, measured = _drawn(model_type)
     model, source = build(config), caches.source_tokens(real)
-    for prompt in (5, 37):
-        held = caches.measure(real, prompt)
+    for prompt, held in zip(PROMPTS, measured, strict=True):
         ours = [
             _pair(cache_bytes(model, prompt + step, caches.BATCH, stage=stage, encoder_tokens=source))
             for step, stage in ((0, "prefill"), *((step, "decode") for step in caches.STEPS))
