@@ -63,6 +63,38 @@ def test_static_cache(model_type: str) -> None:
         assert [ours.tensors, ours.storage] == draw["static"]
 
 
+#: Older versions, and what they keep elsewhere or more of, in bytes of two sequences at 129 tokens.
+OLDER = {
+    "5.8.0": {"glm_moe_dsa": "the indexer's keys are kept in its module, not in the cache"},
+    "4.57.6": {"lfm2": "a convolution's state is allocated for attention layers too"},
+}
+
+
+@pytest.mark.parametrize("version", OLDER)
+def test_older_versions(version: str) -> None:
+    """The same types on transformers 4.57 and 5.8: expanded MLA heads, 16-bit states in 5.8; exact but where named."""
+    path = Path(__file__).parents[1] / "fixtures" / f"cache_census-{version}.json"
+    census = json.loads(path.read_text(encoding="utf-8"))
+    assert census["transformers"] == version
+    assert len(census["types"]) >= 18
+    number = tuple(int(part) for part in version.split("."))
+    differ = set()
+    for model_type, row in census["types"].items():
+        (draw,) = row["draws"]
+        model = build(raw(model_type, row, draw))
+        for prompt, measured in draw["runs"].items():
+            for step, held in zip((0, *census["steps"]), measured, strict=True):
+                stage = "decode" if step else "prefill"
+                source = draw["encoder"]
+                ours = cache_bytes(model, int(prompt) + step, 2, stage=stage, version=number, encoder_tokens=source)
+                if [ours.tensors, ours.storage] != held:
+                    differ.add(model_type)
+        if "static" in draw:
+            static = cache_bytes(model, census["static_len"], 2, kind="static", version=number)
+            assert [static.tensors, static.storage] == draw["static"]
+    assert differ == set(OLDER[version])
+
+
 def test_storage_after_a_prompt_differs() -> None:
     """More than 40 types hold more in storage than in tensors after a long prompt: the whole of it in windows."""
     wide = [

@@ -19,6 +19,10 @@ from membudget.records import NamedTuple
 
 #: Since this version MLA's compressed latent is cached; before it, the expanded heads.
 LATENT_SINCE = (5, 15)
+#: The same for models with a sparse indexer.
+INDEXED_LATENT_SINCE = (5, 18)
+#: From the first of these versions until the second, recurrent states are in the model's dtype.
+NARROW_STATES = ((5, 0), (5, 14))
 KINDS = ("dynamic", "static")
 STAGES = ("prefill", "decode")
 
@@ -48,6 +52,7 @@ class _Run(NamedTuple):
     static: bool
     prefill: bool
     expanded: bool
+    narrow: bool
     width: int
     source: int
 
@@ -78,7 +83,9 @@ def cache_bytes(
         raise ValueError(f"stage is {stage!r}; allowed are {' and '.join(STAGES)}")
     if min(tokens, encoder_tokens) < 0 or batch < 1 or dtype_bytes < 1:
         raise ValueError(f"tokens {tokens}, batch {batch}, encoder_tokens {encoder_tokens}, dtype_bytes {dtype_bytes}")
-    run = _Run(tokens, batch, kind == "static", stage == "prefill", version < LATENT_SINCE, dtype_bytes, encoder_tokens)
+    narrow = NARROW_STATES[0] <= version < NARROW_STATES[1]
+    static, prefill, expanded = kind == "static", stage == "prefill", _expanded(model, version)
+    run = _Run(tokens, batch, static, prefill, expanded, narrow, dtype_bytes, encoder_tokens)
     layers, known = [], {}
     for spec in model.caches:
         # Most layers are alike: what one keeps does not depend on its index.
@@ -97,10 +104,15 @@ def growth_per_token(model: Model, *, dtype_bytes: int = 2, version: tuple[int, 
         if spec.kind in ("shared", "none", "cross"):
             continue
         if not _window(spec):
-            total += _per_token(spec, dtype_bytes, model, version < LATENT_SINCE)
+            total += _per_token(spec, dtype_bytes, model, _expanded(model, version))
         if spec.entry:
             total += -(-spec.entry * dtype_bytes // spec.rate)
     return total
+
+
+def _expanded(model: Model, version: tuple[int, ...]) -> bool:
+    """Whether this version caches MLA's heads, not the latent that they are made from."""
+    return version < (INDEXED_LATENT_SINCE if any(spec.index for spec in model.caches) else LATENT_SINCE)
 
 
 def _layer(spec: CacheSpec, run: _Run, model: Model) -> tuple[int, int]:
@@ -110,7 +122,8 @@ def _layer(spec: CacheSpec, run: _Run, model: Model) -> tuple[int, int]:
     size = _per_token(spec, run.width, model, run.expanded)
     if spec.kind == "cross":
         return size * run.source, size * run.source
-    states = sum(state.elements * (4 if state.fp32 else run.width) for state in spec.states)
+    wide = run.width if run.narrow else 4
+    states = sum(state.elements * (wide if state.fp32 else run.width) for state in spec.states)
     if not run.tokens:
         return 0, 0
     if not run.prefill and not run.static:
