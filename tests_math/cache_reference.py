@@ -95,7 +95,8 @@ def overrides(model_type: str, defaults: dict[str, Any], number: int) -> dict[st
         found["max_window_layers"] = rng.randint(0, 3)
     if "use_sliding_window" in defaults and model_type != "iquestcoder":
         found["use_sliding_window"] = number % 2 == 0
-    found.update(RUNNABLE.get(model_type, lambda found: {})(found))
+    if model_type in RUNNABLE:
+        found.update(RUNNABLE[model_type](found))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ def draw_towers(wrapper: str, rng: Random) -> Overrides:
         return {"vision_config": _qwen(wrapper, rng)}
     if wrapper in ("glm4v", "glm4v_moe", "glm46v"):
         return {"vision_config": _glm(rng)}
-    return {
+    recipes: dict[str, Callable[[], Overrides]] = {
         "gemma3": lambda: {"vision_config": _siglip(rng), "mm_tokens_per_image": 4},
         "paligemma": lambda: {"vision_config": _siglip(rng), "projection_dim": rng.choice([24, 40])},
         "idefics3": lambda: {"vision_config": _square(rng), "scale_factor": rng.choice([2, 3])},
@@ -27,7 +28,8 @@ def draw_towers(wrapper: str, rng: Random) -> Overrides:
         "llama4": lambda: {"vision_config": _llama4(rng)},
         "mllama": lambda: {"vision_config": _mllama(rng)},
         "gemma4": lambda: _gemma4(rng),
-    }[wrapper]()
+    }
+    return recipes[wrapper]()
 
 
 def _square(rng: Random) -> Overrides:
