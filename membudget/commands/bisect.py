@@ -36,6 +36,7 @@ def options(parser: Declares) -> None:
     add("--budgets", metavar="PATH", action="append", help="budget files or folders; default: budgets/")
     add("--base", metavar="PYTHON", help="a python that has torch: environments are thin layers over it")
     add("--with", dest="more", metavar="REQ", action="append", help="a further requirement, as torch==2.13.0")
+    add("--no-deps", action="store_true", help="take all that the package needs from the base as it is there")
     add("--envs", metavar="DIR", help="where environments are kept; default: the user's cache")
 
 
@@ -109,7 +110,9 @@ def _asker(args: Arguments) -> Callable[[str], int]:
     def ask(version: str) -> int:
         print(f"asking {args.package} {version}", file=sys.stderr, flush=True)
         try:
-            made = environments.ensure(args.package, version, folder, base=args.base, more=args.more or ())
+            made = environments.ensure(
+                args.package, version, folder, base=args.base, more=args.more or (), dependencies=not args.no_deps
+            )
             found = survey.ask(made.python, args.package, [budget])
         except (environments.EnvironmentFailed, survey.SurveyError) as error:
             raise CannotAsk(str(error)) from None

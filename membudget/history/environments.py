@@ -74,16 +74,18 @@ def ensure(
     *,
     base: str | None = None,
     more: Sequence[str] = (),
+    dependencies: bool = True,
     run: Run = run_command,
 ) -> Environment:
     """The environment of `package` at `version`, made where it is not there yet.
 
     base: a python whose packages lie under it.  more: further requirements (``torch==2.13.0``).
+    dependencies: False takes all that the package needs from the base as it is there.
     Raises `EnvironmentFailed`; what is left of a failed one is made anew the next time.
     """
     if not _VERSION.fullmatch(version):
         raise EnvironmentFailed(f"{package} {version!r} is no version")
-    key = json.dumps([package, version, base or "", sorted(more), sys.version_info[:2]])
+    key = json.dumps([package, version, base or "", sorted(more), dependencies, sys.version_info[:2]])
     place = os.path.join(folder, f"{package}-{version}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
     python = os.path.join(place, "Scripts" if os.name == "nt" else "bin", "python.exe" if os.name == "nt" else "python")
     made = Environment(place, python, package, version)
@@ -92,17 +94,22 @@ def ensure(
     os.makedirs(folder, exist_ok=True)
     with open(place + ".lock", "ab") as lock, locked(lock.fileno(), exclusive=True):
         if not os.path.exists(os.path.join(place, READY)):  # another process may have made it meanwhile
-            _make(run, place, made, base, more)
+            _make(run, place, made, base, more, dependencies)
     return made
 
 
-def _make(run: Run, place: str, made: Environment, base: str | None, more: Sequence[str]) -> None:
+def _make(run: Run, place: str, made: Environment, base: str | None, more: Sequence[str], dependencies: bool) -> None:
     _must(run, [base or sys.executable, "-m", "venv", "--clear", place], made)
     if base:
         _layer(run, base, made)
-    requirements = [f"{made.package}=={made.version}", *more]
     pip = [made.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _must(run, [*pip, *requirements], made)
+    requirement = f"{made.package}=={made.version}"
+    if dependencies:
+        _must(run, [*pip, requirement, *more], made)
+    else:
+        _must(run, [*pip, "--no-deps", requirement], made)
+        if more:
+            _must(run, [*pip, *more], made)
     temporary = os.path.join(place, READY + ".new")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump({"package": made.package, "version": made.version, "base": base, "more": list(more)}, file)
@@ -151,4 +158,4 @@ def _must(run: Run, command: Sequence[str], made: Environment) -> str:
 
 
 def _tail(text: str, lines: int = 15) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
+    return "\n".join([line for line in text.strip().splitlines() if not line.startswith("WARNING: ")][-lines:])

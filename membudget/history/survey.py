@@ -153,8 +153,12 @@ def read_answers(text: str, budgets: Mapping[str, Budget]) -> Answer:
 
 
 def _kept(found: dict[str, int], budget: Budget) -> dict[str, int]:
-    """Without the lines that are about another format or cache dtype than the budget's."""
+    """Without the lines that are about another format, cache dtype or part of the model than the budget's."""
     out = dict(found)
+    if "text_config" in budget.model.config.raw:
+        # transformers was asked for the text model; the budget counts what stands beside it, too
+        for name in ("params", "weights", "prefill_peak"):
+            out.pop(name, None)
     if budget.format.name not in DENSE:
         out.pop("weights", None)
         out.pop("prefill_peak", None)

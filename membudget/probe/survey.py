@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def main(hook: Callable[[], None] | None = None) -> int:
         try:
             say({"id": subject["id"], "lines": ask(subject)})
         except Exception as error:  # one model that is not built never hides the others
-            text = " ".join(str(error).split())
+            text = " ".join(str(error).replace(tempfile.gettempdir(), "").split())
             say({"id": subject["id"], "error": f"{type(error).__name__}: {text[:300]}"})
     return 0
 
