@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.engines.transformers import cache_bytes, growth_per_token
@@ -182,6 +182,7 @@ def test_arguments(options: dict[str, Any], message: str) -> None:
         cache_bytes(build(MISTRAL), **{"tokens": 5, **options})
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(MEASURED)), st.integers(0, 3000), st.integers(1, 9), st.sampled_from([2, 4]))
 def test_invariants(model_type: str, tokens: int, batch: int, width: int) -> None:
     """Any type, length and batch: storage holds the tensors, more tokens never hold less, batches multiply."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.engines import llama_cpp
@@ -126,6 +126,7 @@ def test_arguments(model: Callable[[str], Model]) -> None:
         cache_parts(model("Qwen/Qwen3-8B"), 4096, type_k="fp8")
 
 
+@settings(deadline=None)
 @given(ctx=st.integers(1, 10**6), slots=st.integers(1, 64), unified=st.booleans())
 def test_cells_never_fewer_than_asked(ctx: int, slots: int, unified: bool) -> None:
     """All streams together hold the context, and never a window more than pad(ctx)."""

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.model import ConfigError, Model, build
@@ -104,6 +104,7 @@ def test_wrong_towers(wrapper: str, key: str, value: Any, message: str | None) -
 BAD = st.one_of(st.none(), st.booleans(), st.integers(-(10**18), 10**18), st.floats(), st.text(max_size=3), st.just([]))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(MODULES)), st.integers(0, 99), st.data())
 def test_mutated_towers(wrapper: str, seed: int, data: st.DataObject) -> None:
     """Any value under any key: a model of positive sizes, or one ConfigError."""
