@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 
 class Edge(NamedTuple):
@@ -16,6 +16,14 @@ class Edge(NamedTuple):
     most: int
     tried: list[tuple[int, bool]]
     capped: bool
+
+
+def informed(step: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The step of an edge, begun where the trace saw it, if it did; any other step as it is."""
+    users = found.get("trace_edge", {}).get("users")
+    if step["do"] != "edge" or users is None:
+        return dict(step)
+    return {**step, "near": max(users, 1), "most": max(step["most"], 2 * users + 8)}
 
 
 def find_edge(fits: Callable[[int], bool], near: int = 1, most: int = 2**20) -> Edge:

@@ -16,6 +16,7 @@ from membudget.budget import Budget
 from membudget.machines import Machine
 from membudget.probe import guard, lock, system
 from membudget.probe.comparison import Comparison
+from membudget.probe.edge import informed
 from membudget.probe.plan import PROCESS, Plan
 from membudget.probe.results import rows
 from membudget.units import short
@@ -78,7 +79,7 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
     ended: list[guard.Outcome] = []
     with lock.machine_lock(settings.lock, settings.wait):
         for part in _processes(kept, chosen):
-            outcome = _run(kept, part, settings)
+            outcome = _run(kept, [informed(step, found) for step in part], settings)
             ended.append(outcome)
             found.update(_found(outcome))
             if outcome.status == "refused":

@@ -23,7 +23,7 @@ EDGE_DECODE = 8
 #: Prompts at once in a growth measurement, at most; the slope needs no more.
 GROWTH_USERS = 4
 #: Single-token steps of the fragmentation measurement, and their batch.
-STEPS, STEPS_CPU, STEPS_USERS = 4000, 16, 8
+STEPS, STEPS_CPU, STEPS_USERS = 4000, 12, 8
 #: A process with torch in it, beside what it measures.
 PROCESS = GIB
 #: What may stay allocated on a device: workspaces of its libraries, which are taken when first used.
@@ -248,7 +248,7 @@ class _Maker:
         most = 0
         while most < 2**14 and self._edge_bytes(most + 1, tokens) <= self.ceiling:
             most += 1
-        search = {"tokens": tokens, "decode": EDGE_DECODE, "near": max(most, 1), "most": 2 * most + 8}
+        search = {"tokens": tokens, "decode": EDGE_DECODE, "near": max(most, 1), "most": 8 * most + 64}
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
         self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
         why = (

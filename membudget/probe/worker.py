@@ -82,6 +82,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
     """
     import torch
 
+    from membudget.probe.edge import informed
     from membudget.probe.meter import meter
     from membudget.probe.models import CannotBuild
     from membudget.probe.steps import EARLY, STEPS, Bench, run_trace
@@ -100,7 +101,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
             else:
                 if bench is None:
                     bench = Bench(request, meter(request["device"], request.get("ceiling")), say.stage)
-                found[name] = STEPS[step["do"]](bench, step)
+                found[name] = STEPS[step["do"]](bench, informed(step, found))
         except CannotBuild as error:
             found[name] = {"unknown": str(error)}
         except Exception as error:
