@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -349,3 +351,13 @@ def test_every_shipped_config_compares_with_itself(raw_config: Raw, tmp_path: Pa
         assert not found.wrong_shape, (name, found.wrong_shape[:3])
         tried += 1
     assert tried > 30
+
+
+def test_functions_of_the_package_stay_functions() -> None:
+    """The package's functions stay functions, whatever is imported beside them."""
+    code = (
+        "import membudget.checkpoint as c, membudget.checkpoint.stored_format, membudget.checkpoint.differences\n"
+        "import inspect; print([name for name in c.__all__ if inspect.ismodule(getattr(c, name))])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"

@@ -259,8 +259,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_refused(name: str) -> None:
+def test_hostile_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that leaves a folder, runs, or cannot be an id; the message is one short line."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")  # what lies in the folder above is nobody's model
     with pytest.raises(ConfigError) as caught:
         locate(name)
     assert not isinstance(caught.value, ModelNotFound)

@@ -16,7 +16,7 @@ from membudget.checkpoint.reading import read_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from membudget.checkpoint.compare import Differences
+    from membudget.checkpoint.differences import Differences
     from membudget.formats import Format
     from membudget.model import Config, Model
 
@@ -69,6 +69,6 @@ def by_role(checkpoint: Checkpoint, model: Model | None = None) -> dict[str, int
 
 def compare(checkpoint: Checkpoint, model: Model, form: Format | None = None) -> Differences:
     """The checkpoint against the model's inventory, tensor by tensor."""
-    from membudget.checkpoint.compare import compare as against
+    from membudget.checkpoint.differences import compare as against
 
     return against(checkpoint, model, form)

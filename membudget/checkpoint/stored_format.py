@@ -6,12 +6,12 @@ import os
 import re
 
 from membudget.checkpoint import Checkpoint, by_role, read_path
-from membudget.checkpoint.compare import compare
+from membudget.checkpoint.differences import compare
 from membudget.formats import Format, Weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from membudget.checkpoint.compare import Differences
+    from membudget.checkpoint.differences import Differences
     from membudget.locate import Located
     from membudget.model import Model
 

@@ -38,7 +38,7 @@ def run(args: Arguments) -> Result:
     checkpoint = _checkpoint(args, found)
     if checkpoint is None:
         return Result(0, document, lambda: _text(model, layers, args))
-    from membudget.checkpoint.compare import compare
+    from membudget.checkpoint.differences import compare
     from membudget.commands import stored
 
     differ = compare(checkpoint, model)

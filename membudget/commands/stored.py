@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from membudget.checkpoint.compare import Differences
+    from membudget.checkpoint.differences import Differences
 
 
 def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | No
 
 def text(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> list[str]:
     """The same for people."""
-    from membudget.checkpoint.compare import UNUSED
+    from membudget.checkpoint.differences import UNUSED
     from membudget.report.terminal import plain, table
     from membudget.units import both
 
