@@ -88,7 +88,6 @@ def test_more_experts_a_token_than_there_are() -> None:
         ("google/gemma-4-26B-A4B", "per_layer_config", [1]),
         ("google/gemma-4-26B-A4B", "per_layer_config", {"x": {}}),
         ("Qwen/Qwen3-30B-A3B", "mlp_only_layers", ["0"]),
-        ("databricks/dbrx-base", "attn_config", 8),
     ],
 )
 def test_lists_of_layers(name: str, key: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from membudget.model import Model, UnknownModelType, build
+from membudget.model import ConfigError, Model, UnknownModelType, build
 from tests_math.strategies import llama_configs
 
 pytestmark = pytest.mark.math
@@ -115,6 +115,32 @@ def test_two_config_forms_agree(config: dict[str, Any]) -> None:
     assert forms[0].count == forms[1].count == text_only.count
     assert forms[0].caches == forms[1].caches == text_only.caches
     assert forms[0].config.dtype == forms[1].config.dtype == text_only.config.dtype == "bfloat16"
+
+
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 6144,
+    "n_layers": 40,
+    "n_heads": 48,
+    "vocab_size": 100_352,
+    "max_seq_len": 32_768,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500_000},
+    "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4},
+}
+
+
+def test_nested_configs_are_read() -> None:
+    """DBRX keeps its shapes in attn_config and ffn_config: 132 B parameters, 36 B active, says its card."""
+    model = build(DBRX, "dbrx")
+    assert (model.count.params + 5 * 10**8) // 10**9 == 132
+    assert (model.count.active + 5 * 10**8) // 10**9 == 36
+    assert {(spec.kv_heads, spec.k_dim) for spec in model.caches} == {(8, 128)}
+
+
+def test_nested_config_of_the_wrong_kind_is_refused() -> None:
+    """attn_config is an object; anything else is refused by its name."""
+    with pytest.raises(ConfigError, match="attn_config"):
+        build({**DBRX, "attn_config": 8}, "dbrx")
 
 
 def test_unknown_type_is_refused() -> None:
