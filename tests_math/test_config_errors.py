@@ -214,7 +214,7 @@ def spoilt_configs(draw: st.DrawFn) -> dict[str, Any]:
         elif how == "shorten" and isinstance(place[key], list):
             place[key] = place[key][: len(place[key]) // 2]
         else:
-            place[key] = draw(JUNK)
+            place[key] = copy.deepcopy(draw(JUNK))  # a later round may spoil it, and other draws share it
         if not place:
             break
     return raw

@@ -44,7 +44,7 @@ _POOL = (
 class Explained(NamedTuple):
     """What `membudget log` says.
 
-    code: 0 all started and agrees; 1 an engine did not start or a figure differs; 2 no vLLM in it.
+    code: 0 all started and agrees; 1 an engine did not start, or its log ends before it did, or a figure differs; 2 no vLLM in it.
     document: one object an engine.  text: one screen an engine.
     """
 
@@ -85,7 +85,7 @@ def explain_file(
         documents.append(as_json(log, compared, total))
         head = [f"engine {index + 1} of {len(engines)}"] if len(engines) > 1 else []
         texts.append("\n".join(head + explain(log, compared, total)))
-        bad = bad or documents[-1]["verdict"]["status"] in ("refused", "failed") or bool(documents[-1]["differences"])
+        bad = bad or documents[-1]["verdict"]["status"] != "started" or bool(documents[-1]["differences"])
     return Explained(1 if bad else 0, documents, "\n\n".join(texts))
 
 
