@@ -171,6 +171,7 @@ class Ledger:
             "params": budget.model.count.params,
             "unknown": list(budget.model.unknown),
             "unproven": budget.model.unproven,
+            "assumed": budget.model.config.assumed(),
             "format": budget.format.name,
             "kv_cache_dtype": budget.kv_cache_dtype,
             "ctx": budget.ctx,

@@ -4,6 +4,7 @@ What the parsers do not know, the keys of each command's JSON, stands here; a te
 both this file's table and the page against what the commands really print.
 """
 
+# ruff: noqa: E501  (a table, one row a line)
 from __future__ import annotations
 
 from pathlib import Path
@@ -43,6 +44,7 @@ KEYS: dict[str, dict[str, str]] = {
     "plan": {
         "model, model_type, source": "which model, and where its config was found",
         "params, unknown, unproven": "parameters; parts not counted, in words; whether --as named the recipe",
+        "assumed": "sizes that config.json leaves to its class, with the class's values",
         "format, kv_cache_dtype, ctx, users, engine": "what was planned",
         "machine, convention, capacity": "the machine's bytes, `reported` by its driver or `nominal`",
         "weights, kv_cache, activations, overhead": "the four buckets",
@@ -60,7 +62,7 @@ KEYS: dict[str, dict[str, str]] = {
         "plans": "with several machines: `model`, `fits` and one such object for each",
     },
     "count": {
-        "model, model_type, source, unknown, unproven": "as in `plan`",
+        "model, model_type, source, unknown, unproven, assumed": "as in `plan`",
         "params, active, checkpoint": "parameters; those one token reads; with what published files store beside them",
         "by_role, by_part": "`params` by bucket, and by finer role (`mlp.experts`)",
         "layers": "alike neighbours together: `prefix`, `first`, `last`, `params`, `active`, `by_part`, `cache`, "

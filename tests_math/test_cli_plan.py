@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from membudget.units import GIB
 
@@ -206,3 +208,25 @@ def test_count_sums_its_layers(ask: Ask) -> None:
             size *= extent
         rest += size
     assert inside + rest == count["params"]
+
+
+def test_sizes_that_a_config_leaves_to_its_class_are_said(tmp_path: Path, ask: Ask) -> None:
+    """A file without hidden_size is read as transformers reads it, and the plan says which sizes are the class's."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "torch_dtype": "bfloat16", "num_hidden_layers": 12}', encoding="utf-8")
+    plan = ask("plan", str(path), "--machine", "l4")[1]
+    assert plan["assumed"]["hidden_size"] == 4096
+    assert any("not in the config.json" in note and "vocab_size 32,000" in note for note in plan["notes"])
+    assert "num_hidden_layers" not in plan["assumed"]
+
+
+def test_a_part_of_the_weights_is_refused(
+    tmp_path: Path, ask: Ask, raw_config: Callable[[str], dict[str, Any]]
+) -> None:
+    """A folder whose files hold one tensor of many is no model of 0 bytes that fits everywhere."""
+    (tmp_path / "config.json").write_text(json.dumps(raw_config("meta-llama/Llama-3.2-1B")), encoding="utf-8")
+    save_file({"model.norm.weight": np.zeros(2048, np.float16)}, tmp_path / "model.safetensors")
+    code, said = ask("plan", str(tmp_path), "--machine", "l4")
+    assert code == 2
+    assert "not in the files" in said["error"]["message"]
+    assert ask("plan", str(tmp_path), "--machine", "l4", "--format", "bf16")[0] == 0

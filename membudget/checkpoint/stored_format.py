@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
-from membudget.checkpoint import Checkpoint, by_role, read_path
+from membudget.checkpoint import Checkpoint, CheckpointError, by_role, read_path
 from membudget.checkpoint.differences import compare
 from membudget.formats import Format, Weights
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from membudget.checkpoint.differences import Differences
     from membudget.locate import Located
     from membudget.model import Model
+
+
+#: What may be missing, as 1 / PART of the parameters, before files are taken for a part of the model.
+PART = 4
 
 
 class AsStored(Format):
@@ -29,10 +34,24 @@ class AsStored(Format):
         self.name = f"stored {'+'.join(dtypes[:2])}{'+...' if len(dtypes) > 2 else ''}"
         self.key = ("stored", checkpoint.source)
         self.differences: Differences = compare(checkpoint, model)
+        self._refuse_a_part(model)
         self.beside = {
             kind: sum(entry.nbytes for entry in entries) for kind, entries in self.differences.unused.items() if entries
         }
         self._loaded = self._weights(model, checkpoint.nbytes - sum(self.beside.values()))
+
+    def _refuse_a_part(self, model: Model) -> None:
+        """Files without much of the model would weigh too little: a download that stopped, a single shard."""
+        missing = sum(math.prod(item.shape) for item in self.differences.missing)
+        extra = sum(math.prod(entry.shape) for entry in self.differences.extra)
+        if missing - extra > model.count.params // PART:
+            raise CheckpointError(
+                self.checkpoint.source,
+                None,
+                f"{len(self.differences.missing):,} tensors that the config says ({missing:,} of "
+                f"{model.count.params:,} parameters) are not in the files; fetch the rest, or name a format to "
+                "plan from the config alone",
+            )
 
     def weigh(self, model: Model, *, total: str = "params") -> Weights:
         """Bytes as stored; with ``checkpoint`` also what lies beside."""

@@ -196,6 +196,7 @@ def _document(model: Model, found: Located, layers: list[Layers]) -> dict[str, A
         "by_part": count.by_part,
         "unknown": list(model.unknown),
         "unproven": model.unproven,
+        "assumed": model.config.assumed(),
         "layers": [layer.as_json() for layer in layers],
     }
 
@@ -226,6 +227,9 @@ def _text(model: Model, layers: list[Layers], args: Arguments) -> str:
             for t in model.tensors
         ]
         lines += table(rows, "<><<")
+    assumed = ", ".join(f"{key} {value}" for key, value in model.config.assumed().items())
+    if assumed:
+        lines += terminal.wrap(f"not in the config.json, so as the class has it: {assumed}", "", "- ")
     if model.unproven:
         lines += terminal.wrap(f"unproven: {model.model_type} read as {model.read_as} at your word", "", "- ")
     for part in model.unknown:

@@ -119,6 +119,10 @@ def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
 def _notes(ledgers: list[Ledger]) -> list[str]:
     first = ledgers[0].budget
     notes = [f"not counted: {part}" for part in first.model.unknown]
+    assumed = first.model.config.assumed()
+    if assumed:
+        values = ", ".join(f"{key} {value:,}" if isinstance(value, int) else key for key, value in assumed.items())
+        notes.insert(0, f"not in the config.json, so as the class {first.model.model_type} has it: {values}")
     if first.model.unproven:
         notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]

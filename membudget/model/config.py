@@ -30,6 +30,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 #: Where a multimodal config keeps its text model.
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+#: What a config.json that is whole says of itself; where it does not, the class's value is shown.
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 #: No published model comes near; larger is a broken file, not a large model.
 MAX_INT = 10**9
 MAX_LAYERS = 10_000
@@ -123,6 +125,10 @@ class Config:
                 if self.defaults.get(name) is not None:
                     return self.defaults[name]
         return None
+
+    def assumed(self) -> dict[str, Any]:
+        """The sizes that decide the most and that the file leaves to its class: the key and the class's value."""
+        return {key: value for key in SIZES if not self.has(key) and (value := self.get(key)) is not None}
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INT) -> int:
         """A whole number in [minimum, maximum]; absent or null gives `default`, or an error if there is none."""

@@ -44,7 +44,8 @@ _POOL = (
 class Explained(NamedTuple):
     """What `membudget log` says.
 
-    code: 0 all started and agrees; 1 an engine did not start, or its log ends before it did, or a figure differs; 2 no vLLM in it.
+    code: 0 all started and agrees; 1 an engine did not start, or its log ends before it did, or
+        a figure differs; 2 no vLLM in it.
     document: one object an engine.  text: one screen an engine.
     """
 
