@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
 from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine
+from membudget.budget_ids import plain, stem_of, stems_of, unique
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.fields import Reader
 from membudget.formats import Format, kv
@@ -146,10 +147,13 @@ def load(
     root: what shown paths are relative to; the current folder if None.
     Raises `NoBudgets` for a path that does not exist or has no budget in it.
     """
+    return load_files(find(paths), sources, root)
+
+
+def load_files(files: Sequence[str], sources: Sources | None = None, root: str | None = None) -> list[BudgetFile]:
+    """Read what `find` found; one that cannot be read says so in its `problems`, the others stand."""
     sources = sources or Sources()
-    files = find(paths)
-    stems = _stems(files)
-    return [load_file(file, sources, root, stem) for file, stem in zip(files, stems, strict=True)]
+    return [load_file(file, sources, root, stem) for file, stem in zip(files, stems_of(files), strict=True)]
 
 
 def find(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -162,10 +166,9 @@ def load_file(
 ) -> BudgetFile:
     """Read one file; whatever is wrong with it is in `problems`."""
     shown = _shown(file, root)
-    stem = stem or _stem(file)
+    stem = stem or stem_of(file)
     try:
-        with open(file, "rb") as stream:
-            data = stream.read(yaml_strict.MAX_BYTES + 1)
+        data = yaml_strict.read_file(file)
     except OSError as error:
         return BudgetFile(shown, stem, (), (Problem(shown, 0, "", f"cannot be read: {error.strerror}"),))
     budgets, problems = parse(data, shown, stem, os.path.dirname(os.path.abspath(file)), sources or Sources())
@@ -248,7 +251,7 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "users": f"{users}user{'s' if users != 1 else ''}",
             "machine": machine.name,
         }
-        name = _unique("-".join([stem, *(_plain(named[field]) for field in vary)]), budgets)
+        name = unique("-".join([stem, *(plain(named[field]) for field in vary)]), budgets)
         kv_dtype = kv.auto(model.config, beside, form).name if dtype == "auto" else dtype
         budgets[name] = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
     return list(budgets.values())
@@ -313,7 +316,11 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     for given in paths:
         path = os.fspath(given)
         if os.path.isdir(path):
-            names = sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES) and not name.startswith("."))
+            try:
+                entries = os.listdir(path)
+            except OSError as error:
+                raise NoBudgets(f"{path}: cannot be read: {error.strerror}") from None
+            names = sorted(name for name in entries if name.endswith(SUFFIXES) and not name.startswith("."))
             if not names:
                 raise NoBudgets(
                     f"{path}: no budget in it; a budget is a .yaml file, `membudget init` writes a first one"
@@ -325,38 +332,6 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
             yield path
         else:
             raise NoBudgets(f"{path}: no such file or folder")
-
-
-def _stem(file: str) -> str:
-    return _plain(os.path.basename(file).rpartition(".")[0])
-
-
-def _stems(files: Sequence[str]) -> list[str]:
-    """The files' names without suffix; alike ones get as many of their folders as tell them apart."""
-    parts = [[_plain(part) for part in os.path.abspath(file).split(os.sep) if part] for file in files]
-    stems = [_stem(file) for file in files]
-    for depth in range(1, max(map(len, parts), default=0)):
-        alike = {stem for stem in stems if stems.count(stem) > 1}
-        if not alike:
-            break
-        for place, stem in enumerate(stems):
-            if stem in alike:
-                stems[place] = "/".join([*parts[place][-1 - depth : -1], _stem(files[place])])
-    found: dict[str, None] = {}
-    for stem in stems:
-        found[_unique(stem, found)] = None
-    return list(found)
-
-
-def _plain(text: str) -> str:
-    """Only what `-k` and a shell take as it is."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "budget"
-
-
-def _unique(name: str, taken: Container[str]) -> str:
-    if name not in taken:
-        return name
-    return next(f"{name}-{n}" for n in itertools.count(2) if f"{name}-{n}" not in taken)
 
 
 def _shown(file: str, root: str | None) -> str:

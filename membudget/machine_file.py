@@ -18,7 +18,7 @@ from typing import Any
 
 from membudget.machines import THIS_MACHINE, Machine, normalize
 from membudget.units import UnitError, parse_bytes
-from membudget.yaml_strict import Node, Problem
+from membudget.yaml_strict import Node, Problem, read_file
 from membudget.yaml_strict import parse as parse_yaml
 
 PLATFORMS = ("cuda", "rocm", "metal", "cpu")
@@ -45,8 +45,7 @@ def read(path: str | os.PathLike[str]) -> list[Machine]:
     """Every machine of a file, in its order."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
-            data = file.read()
+        data = read_file(name)
     except OSError as error:
         raise MachineFileError(f"{name}: cannot be read: {error.strerror}") from None
     return parse(data, name)

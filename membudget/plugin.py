@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,12 +131,12 @@ class Budgets:
     def files(self) -> list[BudgetFile]:
         """Every budget file."""
         if self._files is None:
-            from membudget.budget_file import Sources, load
+            from membudget.budget_file import Sources, load_files
 
             models = self.option("models")
             tables = [self._at(path) for path in self.option("machines") or ()]
             sources = Sources(tables, self._at(models) if models else None)
-            self._files = load(self.paths, sources, str(self.config.invocation_params.dir)) if self.paths else []
+            self._files = load_files(self.paths, sources, str(self.config.invocation_params.dir))
         return self._files
 
     def check_options(self) -> None:
@@ -166,16 +167,18 @@ class Budgets:
                 self._figures[budget.id] = ""
         return self._figures[budget.id]
 
-    def rerun(self, budget: Budget, markers: list[str]) -> str:
-        """The command that runs this budget's tests again."""
+    def rerun(self, item: pytest.Item) -> str:
+        """The command that runs this item again and nothing else, from where pytest was started."""
         words = ["pytest"]
-        if markers:
-            words += ["-m", markers[0]]
-        for name in ("budgets", "machines"):
-            for path in self.option(name) or ():
+        for name in ("budgets", "machines", "models", "vllm"):
+            given = self.option(name) or ()
+            for value in [given] if isinstance(given, str) else given:
                 # With a space pytest would take the path for one of tests, and its folder for the rootdir.
-                words.append(f"--{name}={path}")
-        return shlex.join([*words, "-k", budget.id])
+                words.append(f"--{name}={value}")
+        test = item.nodeid.partition("::")[2]
+        if item.path.parent == Path(__file__).with_name("tests"):
+            return shlex.join([*words, "--pyargs", f"membudget.tests.{item.path.stem}::{test}"])
+        return shlex.join([*words, f"{os.path.relpath(item.path, self.config.invocation_params.dir)}::{test}"])
 
     def _at(self, path: str) -> str:
         return os.path.join(self.config.invocation_params.dir, os.path.expanduser(path))
@@ -254,8 +257,7 @@ def budget(request: pytest.FixtureRequest) -> Budget:
 @pytest.fixture
 def membudget_rerun(request: pytest.FixtureRequest, budget: Budget) -> str:
     """The command that runs this test's budget again, for failure messages."""
-    markers = [name for name in MARKERS if name != "slow" and request.node.get_closest_marker(name)]
-    return request.config.stash[_BUDGETS].rerun(budget, markers)
+    return request.config.stash[_BUDGETS].rerun(request.node)
 
 
 @pytest.fixture
@@ -298,9 +300,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Before -k and -m: an item for each bad file.  After them: skips, with their reasons."""
     for place, item in enumerate(items):
-        file = _param(item)
-        if getattr(file, "problems", ()):
-            items[place] = BadFile.of(item, file)
+        param = _param(item)
+        if getattr(param, "problems", ()):
+            item = items[place] = BadFile.of(item, param)
+        name = str(getattr(param, "id", "") or getattr(param, "stem", ""))
+        if not name.isascii():  # pytest writes such letters as \u0431 in names; -k takes them as they are
+            item.extra_keyword_matches.add(name)
     yield
     seen: set[str] = set()
     for item in list(items):

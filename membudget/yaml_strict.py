@@ -8,7 +8,9 @@ anchors, aliases and merge keys are not read at all.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,6 +72,19 @@ class Node:
         if self.kind == "map":
             return {key: node.plain for key, node in self.fields.items()}
         return [node.plain for node in self.items] if self.kind == "list" else self.value
+
+
+def read_file(path: str) -> bytes:
+    """A file's bytes, at most one more than `MAX_BYTES`.
+
+    Raises `OSError` that says why in its `strerror`, also for what is no regular file: opening a pipe would wait
+    for its writer.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(0, "it is a folder" if stat.S_ISDIR(mode) else "it is a pipe or a device, no regular file")
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 class _Stop(Exception):

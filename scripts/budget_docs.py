@@ -40,7 +40,16 @@ membudget check budgets/                        the same arithmetic without pyte
 ```
 
 The name of a test is the file's name. What a list varies is appended, for example
-`qwen3-8b-bf16.dgx-spark-32Ki-8users`.
+`qwen3-8b-bf16.dgx-spark-32Ki-8users`. Files of one name are told apart by their folders
+(`team-b/chat`), in one folder by their suffix. A failure ends with the command that runs that
+budget alone.
+
+In a project of your own, with membudget installed, the test ships with the package:
+
+```
+pytest --pyargs membudget.tests                 all budgets in budgets/, without a test file
+pytest --pyargs membudget.tests --budgets=team/budgets
+```
 
 Any test of yours that asks for the fixture `budget` runs once for every budget:
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +299,37 @@ def test_ids_are_unique_across_folders(tmp_path: Path) -> None:
     stems = [file.stem for file in load(paths)]
     assert len(set(stems)) == 3
     assert stems[1:] == ["team-b/chat", "deep/team-a/chat"]
+
+
+def test_ids_do_not_tell_where_a_project_lies(tmp_path: Path) -> None:
+    """Names alike in one folder differ by suffix; folders above those that differ are not in any id."""
+    for name in ("a.yaml", "a.yml", "b.yaml", "sub/b.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(GOOD)
+    assert [file.stem for file in load([tmp_path, tmp_path / "sub"])] == ["a.yaml", "a.yml", "b", "sub/b"]
+
+
+def test_ids_keep_letters_of_any_script(tmp_path: Path) -> None:
+    """Accents, Cyrillic, Chinese and Hindi stay readable and apart; a composed and a decomposed accent are one."""
+    names = ("café", "чат", "预算", "हिन्दी", "a b!", "naïve")
+    for name in names:
+        (tmp_path / f"{name}.yaml").write_text(GOOD)
+    assert {file.stem for file in load([tmp_path])} == {*names, "a-b"} - {"a b!"}
+
+
+def test_what_is_no_file_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    """A pipe is not waited for, a folder and a dangling link are named; the file beside them is read."""
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "link.yaml").symlink_to("nowhere.yaml")
+    (tmp_path / "good.yaml").write_text(GOOD)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    errors = {file.stem: file.error.rpartition(": ")[2] for file in load([tmp_path])}
+    assert errors == {
+        "folder": "it is a folder",
+        "good": "",
+        "link": "No such file or directory",
+        "pipe": "it is a pipe or a device, no regular file",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,7 @@
-"""Every budget, as one test: the arithmetic against what its author typed."""
+"""Every budget of this repository, by the test that ships with the package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from membudget.tests.test_budgets import test_budget
 
-import pytest
-
-from membudget.budget import Budget
-from membudget.judge import judge
-from membudget.report.failure import failure
-
-
-@pytest.mark.math
-def test_budget(budget: Budget, membudget_rerun: str, membudget_since: Callable[[], str]) -> None:
-    """The budget fits (or must not), and every number in its `expect` and `break` is right."""
-    verdict = judge(budget)
-    if not verdict.passed:
-        pytest.fail(failure(verdict, membudget_rerun, membudget_since()), pytrace=False)
+__all__ = ["test_budget"]

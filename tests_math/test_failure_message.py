@@ -3,6 +3,8 @@
 # ruff: noqa: E501  (messages, word for word)
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from membudget.budget_file import Sources, parse
@@ -42,7 +44,7 @@ or: an fp8 KV cache
 or: fp8 weights
 
 budget   budgets/chat.yaml:1
-rerun    pytest -m math -k chat"""
+rerun    pytest 'test_mine.py::test_budget[chat]'"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def _message(text: str, since: str = "") -> str:
     budgets, problems = parse(text.encode(), "budgets/chat.yaml", "chat", ".", Sources())
     assert not problems
-    return failure(judge(budgets[0]), "pytest -m math -k chat", since)
+    return failure(judge(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
 
 
 def test_a_budget_that_does_not_fit_says_what_breaks_it_and_what_would_help() -> None:
@@ -73,14 +75,15 @@ def test_pytest_shows_the_message_and_nothing_else(pytester: pytest.Pytester) ->
 
 
 def test_the_rerun_command_runs_that_budget_alone(pytester: pytest.Pytester) -> None:
-    """What the message says can be pasted: other folders of budgets are in it too."""
-    _project(pytester, {"chat": TOO_MANY, "other": TOO_MANY.replace("users: 8", "users: 2")}, folder="team")
+    """What the message says can be pasted: other folders of budgets are in it too, longer names are not run."""
+    few = TOO_MANY.replace("users: 8", "users: 2")
+    _project(pytester, {"chat": TOO_MANY, "other": few, "group-chat": few}, folder="team")
     first = pytester.runpytest("-p", "membudget.plugin", "--budgets=team")
-    first.assert_outcomes(failed=1, passed=1)
+    first.assert_outcomes(failed=1, passed=2)
     (line,) = [line for line in first.outlines if line.startswith("rerun    ")]
-    assert line == "rerun    pytest -m math --budgets=team -k chat"
-    again = pytester.runpytest("-p", "membudget.plugin", *line.split()[2:])
-    again.assert_outcomes(failed=1, deselected=1)
+    assert line == "rerun    pytest --budgets=team 'test_mine.py::test_budget[chat]'"
+    again = pytester.runpytest("-p", "membudget.plugin", *shlex.split(line)[2:])
+    again.assert_outcomes(failed=1)
 
 
 def test_a_number_that_differs_says_by_how_much_and_where_it_comes_from() -> None:
@@ -111,7 +114,7 @@ max_users: 1.00 GiB of cache a user; weights 14.96 GiB + kv_cache 6.00 GiB + act
 
 budget   budgets/chat.yaml:9
 since    transformers 5.23.0 -> 5.24.0 (last passed 2026-11-20)
-rerun    pytest -m math -k chat"""
+rerun    pytest 'test_mine.py::test_budget[chat]'"""
     )
 
 
@@ -169,7 +172,7 @@ def test_what_cannot_be_predicted_says_why() -> None:
     """A cache dtype that does not apply to the model is a failure of that budget, with file and rerun."""
     message = _message(TOO_MANY.replace("kv_cache_dtype: bf16", "kv_cache_dtype: fp8_ds_mla"))
     assert message.startswith("cannot be predicted: kv cache dtype fp8_ds_mla is for MLA")
-    assert message.endswith("budget   budgets/chat.yaml:1\nrerun    pytest -m math -k chat")
+    assert message.endswith("budget   budgets/chat.yaml:1\nrerun    pytest 'test_mine.py::test_budget[chat]'")
 
 
 def _project(pytester: pytest.Pytester, budgets: dict[str, str], folder: str = "budgets") -> None:

@@ -15,10 +15,10 @@ TIERS = (
     ("records", "quick_json", "units", "data", "yaml_strict", "tolerance"),
     ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
-    ("budget", "budget_file", "fields", "schema"),
+    ("budget", "budget_file", "budget_ids", "fields", "schema"),
     ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
     ("history", "report", "probe", "available"),
-    ("cli", "plugin", "commands"),
+    ("cli", "plugin", "commands", "tests"),
 )
 TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +20,6 @@ pytestmark = pytest.mark.math
 FITS = "model: meta-llama/Llama-3.2-1B\nformat: bf16\nkv_cache_dtype: bf16\nctx: 8Ki\nusers: 4\nmachine: rtx-4090\n"
 NEVER = FITS.replace("users: 4", "users: 4_000") + "expect: {fits: false}\n"
 BAD = FITS.replace("users: 4", "users: 010")
-INSTALL = "pip install 'membudget[transformers]'"
-BOTH = f"needs torch and transformers, not installed here: {INSTALL}"
-NO_GPU = "this machine has no NVIDIA GPU (nvidia-smi lists none)"
 Run = Callable[..., pytest.RunResult]
 #: A test that asks for a budget, as a user writes it.
 MINE = """
@@ -154,6 +152,37 @@ def test_a_bad_file_fails_once_and_leaves_the_others(pytester: pytest.Pytester, 
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
+def test_what_is_no_file_fails_as_a_test_of_its_name(pytester: pytest.Pytester, run: Run) -> None:
+    """A dangling link and a folder named like a budget fail alone; an option may also name the folder."""
+    _budgets(pytester, good=FITS)
+    (pytester.path / "budgets" / "link.yaml").symlink_to("nowhere.yaml")
+    (pytester.path / "budgets" / "folder.yaml").mkdir()
+    pytester.makepyfile(MINE)
+    for options in ((), ("--budgets=budgets",)):
+        result = run(*options)
+        result.assert_outcomes(passed=1, failed=2)
+        result.stdout.fnmatch_lines(["*test_mine[[]folder]*", "budgets/folder.yaml: cannot be read: it is a folder"])
+        result.stdout.fnmatch_lines(["budgets/link.yaml: cannot be read: No such file or directory"])
+
+
+def test_k_selects_names_of_any_script(pytester: pytest.Pytester, run: Run) -> None:
+    """pytest escapes such letters in its own names; -k finds the budget as it is called."""
+    _budgets(pytester, чат=FITS, другой=FITS, плохой=BAD)
+    pytester.makepyfile(MINE)
+    run("-k", "чат").assert_outcomes(passed=1, deselected=2)
+    run("-k", "плохой").assert_outcomes(failed=1, deselected=2)
+
+
+def test_a_project_without_tests_of_its_own_has_the_shipped_one(pytester: pytest.Pytester, run: Run) -> None:
+    """Nothing but budgets/ is needed; a failure's rerun command runs that budget by the shipped test."""
+    _budgets(pytester, chat=FITS, crowd=NEVER.replace("false", "true"))
+    result = run("--pyargs", "membudget.tests", "-m", "math")
+    result.assert_outcomes(passed=1, failed=1)
+    (line,) = [line for line in result.outlines if line.startswith("rerun    ")]
+    assert line == "rerun    pytest --pyargs 'membudget.tests.test_budgets::test_budget[crowd]'"
+    run(*shlex.split(line)[2:]).assert_outcomes(failed=1)
+
+
 def test_a_bad_file_can_be_selected_and_survives_deselection(pytester: pytest.Pytester, run: Run) -> None:
     """By -k, by node id and under -m it is still there, and only once."""
     _budgets(pytester, bad=BAD, good=FITS)
@@ -284,74 +313,6 @@ def test_markers_are_registered(pytester: pytest.Pytester, run: Run) -> None:
     output = run("--markers").stdout.str()
     for name in ("math", "transformers", "cpu", "cuda", "spark", "slow"):
         assert f"@pytest.mark.{name}: " in output
-
-
-@pytest.mark.parametrize(
-    ("marker", "gpus", "packages", "reason"),
-    [
-        ("math", (), (), None),
-        ("slow", (), (), None),
-        ("transformers", (), (), BOTH),
-        ("transformers", (), ("torch",), f"needs transformers, not installed here: {INSTALL}"),
-        ("transformers", (), ("torch", "transformers"), None),
-        ("cpu", (), ("torch", "transformers"), None),
-        ("cpu", (), (), BOTH),
-        ("cuda", (), ("torch", "transformers"), f"needs an NVIDIA GPU; {NO_GPU}"),
-        ("cuda", ("NVIDIA H200",), ("torch", "transformers"), None),
-        ("cuda", ("NVIDIA H200",), (), BOTH),
-        (
-            "spark", (), ("torch", "transformers"),
-            "needs a DGX Spark (an NVIDIA GPU named GB10); this machine has no NVIDIA GPU (nvidia-smi lists none)",
-        ),
-        (
-            "spark", ("NVIDIA GeForce RTX 4090",), ("torch", "transformers"),
-            "needs a DGX Spark (an NVIDIA GPU named GB10); this machine has NVIDIA GeForce RTX 4090",
-        ),
-        ("spark", ("NVIDIA GB10",), ("torch", "transformers"), None),
-        ("spark", ("NVIDIA GB10",), (), BOTH),
-    ],
-)  # fmt: skip
-def test_skips_name_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, marker: str, gpus: tuple[str, ...], packages: tuple[str, ...], reason: str | None
-) -> None:
-    """Software that is not installed with the command that installs it, hardware with what is there instead."""
-    monkeypatch.setattr(available, "gpus", lambda: gpus)
-    monkeypatch.setattr(available, "_installed", lambda name: name in packages)
-    monkeypatch.setattr(available, "_torch_version", lambda: "2.13.0")
-    assert available.missing(marker) == reason
-
-
-def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU is there, and the CPU build of torch."""
-    monkeypatch.setattr(available, "gpus", lambda: ("NVIDIA L4",))
-    monkeypatch.setattr(available, "_installed", lambda name: True)
-    monkeypatch.setattr(available, "_torch_version", lambda: "2.13.0+cpu")
-    assert available.missing("cuda") == "needs torch with CUDA; torch 2.13.0+cpu is installed, which has none"
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "names"),
-    [
-        ("GPU 0: NVIDIA GB10 (UUID: GPU-1)\n", 0, ("NVIDIA GB10",)),
-        ("GPU 0: NVIDIA L4 (UUID: GPU-1)\nGPU 1: NVIDIA L4 (UUID: GPU-2)\n", 0, ("NVIDIA L4", "NVIDIA L4")),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9, ()),
-        ("No devices were found\n", 0, ()),
-        ("", 0, ()),
-    ],
-)
-def test_gpus_are_read_from_the_driver(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, names: tuple[str, ...]
-) -> None:
-    """`nvidia-smi -L` as the driver prints it; a broken driver is no GPU, not a crash."""
-    command = pytester.path / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\ncat <<'EOF'\n{answer}EOF\nexit {code}\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(pytester.path), prepend=":")
-    available.gpus.cache_clear()
-    try:
-        assert available.gpus() == names
-    finally:
-        available.gpus.cache_clear()
 
 
 def test_on_another_machine_spark_tests_are_skipped_with_the_reason(
