@@ -150,3 +150,9 @@ def test_unknown_type_is_refused() -> None:
     assert "llama" in str(error.value)
     assert "docs/new-model-family.md" in str(error.value)
     assert "some/model" in str(error.value)
+
+
+def test_a_type_in_another_spelling_is_suggested() -> None:
+    """Llama is not llama to transformers either, and the error says what was meant."""
+    with pytest.raises(UnknownModelType, match="Did you mean 'qwen3_moe'"):
+        build({"model_type": "Qwen3-MoE", "hidden_size": 8}, "some/model")

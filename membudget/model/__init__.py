@@ -132,6 +132,9 @@ def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownMod
         else "No known family has keys like it; --as llama tries a recipe at your word and marks the result unproven. "
     )
     known = all_families()
+    meant = next((name for name in known if name.replace("-", "_") == model_type.lower().replace("-", "_")), None)
+    if meant:
+        hint = f"Did you mean {meant!r}? "
     shown = [name for name in POPULAR if name in known]
     return UnknownModelType(
         f"{config.source}: model_type {model_type!r} has no recipe, so nothing is counted. {hint}"
