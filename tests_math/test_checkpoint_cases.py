@@ -1,6 +1,6 @@
 """Estimators' published bugs about GGUF metadata and stored-but-unused weights, each with the right value.
 
-The number of each case and its source are in the test's name and docstring.
+The public issue of each case is in the test's docstring.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def per_token(model: Model, kind: str) -> int:
     return sum(spec.per_token for spec in model.caches if spec.kind == kind)
 
 
-def test_eb07_gemma3_27b_slides(tmp_path: Path, model: Get) -> None:
-    """gpustack#2101: 52 of Gemma 3 27B's 62 layers keep a window of 1,024, not the full context."""
+def test_gemma3_27b_slides(tmp_path: Path, model: Get) -> None:
+    """52 of Gemma 3 27B's 62 layers keep a window of 1,024, not the full context.
+
+    https://github.com/gpustack/gpustack/issues/2101
+    """
     gemma = from_gguf(tmp_path, model("google/gemma-3-27b-it"))
     assert kinds(gemma) == {"sliding": 52, "full": 10}
     assert {spec.window for spec in gemma.caches if spec.kind == "sliding"} == {1024}
@@ -49,32 +52,43 @@ def test_eb07_gemma3_27b_slides(tmp_path: Path, model: Get) -> None:
     ("name", "full", "layers", "block_of_64"),
     [("Qwen/Qwen3.5-27B", 16, 64, 4 * MIB), ("Qwen/Qwen3.5-35B-A3B", 10, 40, 5 * MIB // 4)],
 )
-def test_eb08_eb13_eb49_one_layer_in_four_has_a_cache(
+def test_one_layer_in_four_has_a_cache(
     name: str, full: int, layers: int, block_of_64: int, tmp_path: Path, model: Get
 ) -> None:
-    """gpustack gguf-parser, omlx#2725: full_attention_interval is respected; 4.00 and 1.25 MiB a 64-token block."""
+    """The full_attention_interval is respected; 4.00 and 1.25 MiB a 64-token block.
+
+    https://github.com/jundot/omlx/issues/2725 and https://github.com/tobocop2/lilbee/pull/721
+    """
     qwen = from_gguf(tmp_path, model(name))
     assert kinds(qwen) == {"recurrent": layers - full, "full": full}
     assert per_token(qwen, "full") * 2 * 64 == block_of_64
 
 
-def test_eb49_recurrent_state(tmp_path: Path, model: Get) -> None:
-    """lmstudio#1862: 48 recurrent layers of Qwen3.6-27B hold 48 heads x 128 x 128 in fp32 a sequence."""
+def test_recurrent_state_in_fp32(tmp_path: Path, model: Get) -> None:
+    """48 recurrent layers of Qwen3.6-27B hold 48 heads x 128 x 128 in fp32 a sequence.
+
+    https://github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1862
+    """
     qwen = from_gguf(tmp_path, model("Qwen/Qwen3.5-27B"))
     assert qwen.cache_shape.states_fp32 == 48 * 48 * 128 * 128
     assert per_token(qwen, "full") * 2 * 262_144 == 16_384 * MIB
 
 
-@pytest.mark.parametrize("case", ["EB11 unsloth/pull/4623", "EB12 llmfit/pull/203", "EB61 llmfit/issues/302"])
-def test_eb11_eb12_eb61_qwen_9b(case: str, tmp_path: Path, model: Get) -> None:
-    """8 of Qwen3.5-9B's 32 layers have a KV cache: 8 GiB at 262,144 tokens in 16 bits, not 20 or 40."""
+def test_one_qwen_layer_in_four_has_a_kv_cache(tmp_path: Path, model: Get) -> None:
+    """8 of Qwen3.5-9B's 32 layers have a KV cache: 8 GiB at 262,144 tokens in 16 bits, not 20 or 40.
+
+    https://github.com/unslothai/unsloth/pull/4623 and https://github.com/AlexsJones/llmfit/issues/302
+    """
     qwen = from_gguf(tmp_path, model("Qwen/Qwen3.5-9B"))
-    assert kinds(qwen) == {"recurrent": 24, "full": 8}, case
+    assert kinds(qwen) == {"recurrent": 24, "full": 8}
     assert per_token(qwen, "full") * 2 * 262_144 == 8 * 2**30
 
 
-def test_eb48_gemma4_26b_head_widths(tmp_path: Path, model: Get) -> None:
-    """ollama/pull/16958: 20,480 B a token of context and 204,800 B a token of window, not the global width for all."""
+def test_gemma4_26b_head_widths(tmp_path: Path, model: Get) -> None:
+    """20,480 B a token of context and 204,800 B a token of window, not the global width for all.
+
+    https://github.com/ollama/ollama/pull/16958
+    """
     gemma = from_gguf(tmp_path, model("google/gemma-4-26B-A4B"))
     assert per_token(gemma, "full") * 2 == 20_480
     assert per_token(gemma, "sliding") * 2 == 204_800
@@ -82,7 +96,7 @@ def test_eb48_gemma4_26b_head_widths(tmp_path: Path, model: Get) -> None:
 
 
 def gemma4_12b(tmp_path: Path) -> Model:
-    """Gemma-4-12B's attention as llama-toolchest/pull/58 and unsloth#10489 give it; the MLP's width is made up."""
+    """Gemma-4-12B's attention as two reports give it; the MLP's width is made up."""
     slides = [(layer + 1) % 6 != 0 for layer in range(48)]
     heads = [8 if slide else 1 for slide in slides]
     keys = {
@@ -104,16 +118,22 @@ def gemma4_12b(tmp_path: Path) -> Model:
     return build(config_of(str(path)))
 
 
-def test_eb09_eb50_per_layer_kv_heads(tmp_path: Path) -> None:
-    """unsloth#10489: q8_0 caches of 2,176.00 MiB (8 layers, 262,144 cells) and 255.00 MiB (40 layers, 1,536 cells)."""
+def test_per_layer_kv_heads(tmp_path: Path) -> None:
+    """q8_0 caches of 2,176.00 MiB (8 layers, 262,144 cells) and 255.00 MiB (40 layers, 1,536 cells).
+
+    https://github.com/unslothai/unsloth/issues/10489 and https://github.com/tmac1973/llama-toolchest/pull/58
+    """
     gemma = gemma4_12b(tmp_path)
     assert kinds(gemma) == {"sliding": 40, "full": 8}
     assert per_token(gemma, "full") * 262_144 * 34 // 32 == 2176 * MIB
     assert per_token(gemma, "sliding") * 1536 * 34 // 32 == 255 * MIB
 
 
-def test_eb08_lfm2_has_a_cache(tmp_path: Path) -> None:
-    """gguf-parser-go: LFM2's head_count_kv is a list with 0 for convolutions; its cache is not 0."""
+def test_lfm2_has_a_cache(tmp_path: Path) -> None:
+    """LFM2's head_count_kv is a list with 0 for convolutions; its cache is not 0.
+
+    https://github.com/tobocop2/lilbee/pull/721
+    """
     attends = (2, 5, 8, 10, 12, 14)
     keys = {
         ".block_count": 16,
@@ -131,8 +151,11 @@ def test_eb08_lfm2_has_a_cache(tmp_path: Path) -> None:
     assert lfm.count.params == 1_170_340_608  # the model card's 1.17 B; LiquidAI/LFM2-1.2B
 
 
-def test_eb59_prediction_layers_are_named(tmp_path: Path, model: Get) -> None:
-    """llama.cpp#23472: the built-in MTP layer is in the file, named as such, and not a layer of the model."""
+def test_prediction_layers_are_named(tmp_path: Path, model: Get) -> None:
+    """The built-in MTP layer is in the file, named as such, and not a layer of the model.
+
+    https://github.com/ggml-org/llama.cpp/issues/23472
+    """
     qwen = model("Qwen/Qwen3.5-9B")
     layers = qwen.config.layers
     keys = {**gguf_keys(qwen), ".block_count": layers + 1, ".nextn_predict_layers": 1}
@@ -151,14 +174,20 @@ def test_eb59_prediction_layers_are_named(tmp_path: Path, model: Get) -> None:
     assert by_role(checkpoint, again)["mtp"] == differences.unused_bytes == 2 * 4096 * 8192 * 2 + 4 * 4096
 
 
-def test_eb60_projector_has_its_own_bytes(tmp_path: Path) -> None:
-    """llama.cpp/pull/21489: the multimodal projector is a file of its own whose bytes are counted as vision."""
+def test_projector_has_its_own_bytes(tmp_path: Path) -> None:
+    """The multimodal projector is a file of its own whose bytes are counted as vision.
+
+    https://github.com/ggml-org/llama.cpp/pull/21489
+    """
     tensors: dict[str, Any] = {"v.blk.0.attn_q.weight": ("F16", (1280, 1280)), "mm.0.weight": ("F16", (2048, 5120))}
     path = write_gguf(tmp_path / "mmproj.gguf", "clip", {"general.type": "mmproj"}, tensors)
     assert by_role(read_path(str(path))) == {"vision": 2 * (1280 * 1280 + 2048 * 5120)}
 
 
-def test_eb55_qwen_27b_weights(tmp_path: Path, model: Get) -> None:
-    """ollama#16310: bf16 weights of Qwen3.6-27B are 54 GB, its cache at 262,144 tokens 16 GiB: not 85 GB."""
+def test_qwen_27b_weights_and_cache(tmp_path: Path, model: Get) -> None:
+    """bf16 weights of Qwen3.6-27B are 54 GB, its cache at 262,144 tokens 16 GiB: not 85 GB.
+
+    https://github.com/ollama/ollama/issues/16310
+    """
     checkpoint = read_path(str(write_model(tmp_path / "m.gguf", model("Qwen/Qwen3.5-27B"), "BF16")))
     assert round(checkpoint.nbytes / 10**9) == 54
