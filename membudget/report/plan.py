@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from membudget.ledger import BUCKETS, Ledger, engine_limit
-from membudget.report.terminal import Terminal, plain
+from membudget.report.terminal import Terminal, columns, plain
 from membudget.units import both, short
 
 TYPE_CHECKING = False
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from membudget.model import Model
 
 _NAME, _SIZE = 12, 11
+#: Columns from which on sizes also stand in GB.
+_DECIMAL = 60
 
 
 def render(ledgers: list[Ledger], notes: list[str], terminal: Terminal, why: bool = False) -> str:
@@ -39,11 +41,10 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
         _growth(ledger),
         f"{engine.name}, {engine.attention} attention",
     ]
+    name = terminal.paint(plain(budget.model.name), "bold")
     return [
-        terminal.dot.join(
-            [terminal.paint(plain(budget.model.name), "bold"), params, f"{budget.format.name} weights", cache]
-        ),
-        terminal.dot.join(run),
+        *terminal.headline(name, params, f"{budget.format.name} weights", cache),
+        *terminal.headline(*run),
     ]
 
 
@@ -66,15 +67,20 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     if claim is not None:
         limit = min(capacity, claim + ledger.budget.os_bytes)
         parts.append(f"{short(claim)} for {ledger.budget.engine.name}")
-    lines = [terminal.dot.join([*parts, verdict])]
-    cells = max(terminal.width - _NAME - 2 * _SIZE - 6, 10)
+    lines = terminal.headline(*parts, verdict)
+    decimal = terminal.width >= _DECIMAL
+    cells = max(terminal.width - _NAME - (2 if decimal else 1) * _SIZE - 6, 2)
     scale, start = max(capacity, ledger.total), 0
     for bucket in BUCKETS:
         size = ledger.sums[bucket]
-        lines.append(_row(bucket, size) + "  " + terminal.bar(start, start + size, limit, scale, cells, bucket))
+        lines.append(
+            _row(bucket, size, decimal) + "  " + terminal.bar(start, start + size, limit, scale, cells, bucket)
+        )
         lines[-1] = lines[-1].rstrip()
         start += size
-    lines.append(_row("total", ledger.total) + "  " + _end(ledger, terminal))
+    total, end = _row("total", ledger.total, decimal), _end(ledger, terminal)
+    narrow = len(total) + 2 + columns(end) > terminal.width
+    lines += [total, f"  {end}"] if narrow else [f"{total}  {end}"]
     if why:
         for line in ledger.lines:
             lines += terminal.wrap(f"{line.bucket}, {line.part}: {line.why} = {line.bytes:,} B", "    ")
@@ -92,9 +98,10 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     return lines
 
 
-def _row(name: str, size: int) -> str:
+def _row(name: str, size: int, with_decimal: bool) -> str:
     binary, _, decimal = both(size).partition(" (")
-    return f"  {name:<{_NAME}}{binary:>{_SIZE}}{decimal.rstrip(')'):>{_SIZE}}"
+    line = f"  {name:<{_NAME}}{binary:>{_SIZE}}"
+    return f"{line}{decimal.rstrip(')'):>{_SIZE}}" if with_decimal else line
 
 
 def _end(ledger: Ledger, terminal: Terminal) -> str:

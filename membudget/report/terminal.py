@@ -22,7 +22,7 @@ COLOURS = {
     "faint": "2",
 }
 _BLOCKS = "▏▎▍▌▋▊▉█"
-MIN_WIDTH, MAX_WIDTH, PIPE_WIDTH = 50, 120, 100
+MIN_WIDTH, MAX_WIDTH, PIPE_WIDTH = 30, 120, 100
 
 
 class Terminal:
@@ -58,6 +58,19 @@ class Terminal:
     def dot(self) -> str:
         """What separates the parts of a headline."""
         return " · " if self.unicode else " | "
+
+    def headline(self, *parts: str) -> list[str]:
+        """Parts with dots between them; where they do not fit, the next ones stand below, indented."""
+        lines: list[str] = []
+        for part in parts:
+            longer = f"{lines[-1]}{self.dot}{part}" if lines else part
+            if lines and columns(longer) <= self.width:
+                lines[-1] = longer
+            elif columns(part) + 2 * bool(lines) <= self.width:
+                lines.append("  " + part if lines else part)
+            else:
+                lines += self.wrap(part, "  " if lines else "")
+        return lines
 
     def bar(self, start: int, end: int, limit: int, scale: int, cells: int, mark: str = "") -> str:
         """One step of a waterfall: a bar from `start` to `end`, and a line at `limit`.
@@ -115,6 +128,14 @@ def plain(name: str) -> str:
     from membudget.locate import shown
 
     return shown(name)
+
+
+def columns(text: str) -> int:
+    """Columns that a text takes; colours take none."""
+    if "\x1b" in text:
+        for code in {"0", *COLOURS.values(), *(f"{one};{two}" for one in COLOURS.values() for two in COLOURS.values())}:
+            text = text.replace(f"\x1b[{code}m", "")
+    return len(text)
 
 
 def _eighths(size: int, scale: int, cells: int) -> int:
