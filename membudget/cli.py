@@ -3,7 +3,7 @@
 Every command lives in its own module under `membudget.commands`, imported only when it
 is the one chosen: `HELP`, `options(parser)` and `run(args) -> Result`.
 
-Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here.
+Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here; 74 not written.
 With --json every command writes one document to stdout, errors too.
 """
 
@@ -44,7 +44,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("report", "report", "an HTML page of a run, or of budgets as predicted"),
 )
 
-INTERRUPTED, BUG = 130, 70
+#: Ctrl-C; a bug of ours; an answer that could not be written (sysexits has the last two).
+INTERRUPTED, BUG, UNWRITTEN = 130, 70, 74
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:  # the one place where errors become messages
         code, text = _failed(error, as_json)
-        return _write(text, code, sys.stdout if as_json else sys.stderr)
+        return _write(text, code, sys.stdout) if as_json else _write(text, code, sys.stderr, answer=False)
     return _write(text, code, sys.stdout)
 
 
@@ -172,9 +173,11 @@ def _json(document: object) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _write(text: str, code: int, stream: Any) -> int:
+def _write(text: str, code: int, stream: Any, answer: bool = True) -> int:
     """Print; a reader that has gone away (`| head`) is no error, the verdict stands."""
     try:
+        if stream is None:
+            raise OSError(0, "it is closed")
         encoding = stream.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         stream.write(text + "\n")
@@ -182,9 +185,20 @@ def _write(text: str, code: int, stream: Any) -> int:
     except BrokenPipeError:
         # what is left in the buffer must not raise again when the interpreter exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        return _unwritten(error, stream) if answer else code
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _unwritten(error: OSError, stream: Any) -> int:
+    """Say that stdout takes nothing (a full disk, closed): a verdict that nobody reads is none."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if sys.stderr is not None:
+        _write(f"membudget: stdout: cannot be written: {error.strerror or error}", UNWRITTEN, sys.stderr, answer=False)
+    return UNWRITTEN
 
 
 def entry() -> None:
@@ -193,11 +207,12 @@ def entry() -> None:
 
     gc.disable()  # nothing here lives long enough to be worth a collection
     code = main()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        code = code or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            code = code or UNWRITTEN
     if any(name in sys.modules for name in ("torch", "multiprocessing", "concurrent.futures")):
         sys.exit(code)  # they have threads and processes to end
     os._exit(code)

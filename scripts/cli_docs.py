@@ -23,7 +23,8 @@ membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8
 ```
 
 **Exit codes.** 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here (offline, a package or
-vLLM is missing). 70 is a bug in membudget, 130 Ctrl-C. A reader that goes away (`| head`) changes nothing.
+vLLM is missing). 70 is a bug in membudget, 74 an answer that
+could not be written (a full disk, a closed stdout), 130 Ctrl-C. A reader that goes away (`| head`) changes nothing.
 
 **JSON.** Every command takes `--json`: one document on stdout, bytes as integers, nothing else there. An error is
 a document too: `{"error": {"type": ..., "message": ..., "exit_code": ...}}`. Without `--json` an error is one
@@ -94,7 +95,7 @@ KEYS: dict[str, dict[str, str]] = {
         "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`",
         "kv_cache_dtypes": "names",
     },
-    "models": {"models": "hub ids"},
+    "models": {"models": "hub ids", "refused": "shipped configs that membudget refuses to predict, each with why"},
     "schema": {"(all)": "the JSON Schema itself"},
     "fetch": {"fetched": "`model`, `files`, `source`, `params`, `checkpoint`, `total_size`, `note`"},
     "pool": {
