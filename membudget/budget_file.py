@@ -315,6 +315,8 @@ def _is_path(name: str) -> bool:
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     for given in paths:
         path = os.fspath(given)
+        if not path:
+            raise NoBudgets("the path is empty: name a budget file, or a folder of them")
         if os.path.isdir(path):
             try:
                 entries = os.listdir(path)

@@ -120,7 +120,8 @@ class Fleet:
             return None
         held = self.weights + self.kv_cache
         node = f"{self.node_devices} x {self.node.name} have {gb(self.node_bytes)}"
-        advice = f"at most {self.max_users:,} users fit" if self.max_users else "not even one user fits"
+        most = f"at most {self.max_users:,} users fit" if self.max_users != 1 else "at most one user fits"
+        advice = most if self.max_users else "not even one user fits"
         if held > self.node_bytes:
             return (
                 f"refused: exceeds the node: {gb(self.total)} are needed and {node}; "
@@ -141,7 +142,7 @@ class Fleet:
 
     def lines(self) -> list[str]:
         """The plan as text: decimal GB throughout, the cache in GiB beside it."""
-        shown = [f"{self.users:,} users x {self.ctx:,} tokens"]
+        shown = [f"{self.users:,} user{'s' if self.users != 1 else ''} x {self.ctx:,} tokens"]
         for part in self.parts:
             both = f" = {gib(part.bytes)}" if part.name == "kv_cache" else ""
             shown.append(f"{part.name:<14} {gb(part.bytes):>16}{both}   {part.why}")
@@ -263,6 +264,7 @@ def parameters(billions: str | int) -> int:
     """Parameters from a decimal number of billions: 70, "70.6", "70.6B".  Exact."""
     text = str(billions).strip().removesuffix("B").strip() if not isinstance(billions, bool) else "?"
     whole, point, fraction = text.partition(".")
+    shown = repr(billions if isinstance(billions, int) or len(billions) <= 40 else billions[:37] + "...")
     fraction = fraction.rstrip("0")
     digits = whole + fraction
     if (
@@ -270,12 +272,12 @@ def parameters(billions: str | int) -> int:
         or (point and not text.partition(".")[2])
         or len(digits) > 15
     ):
-        raise FleetError(f"params is {billions!r}; allowed is a number of billions above 0, such as 70 or 70.6")
+        raise FleetError(f"params is {shown}; allowed is a number of billions above 0, such as 70 or 70.6")
     if len(fraction) > 9:
-        raise FleetError(f"params is {billions!r} billion, which is not a whole number of parameters")
+        raise FleetError(f"params is {shown} billion, which is not a whole number of parameters")
     count = int(digits + "0" * (9 - len(fraction)))
     if not count:
-        raise FleetError(f"params is {billions!r}; allowed is a number of billions above 0, such as 70 or 70.6")
+        raise FleetError(f"params is {shown}; allowed is a number of billions above 0, such as 70 or 70.6")
     return count
 
 
@@ -311,7 +313,11 @@ def _size(
     request = request_bytes(specs, dtype, ctx)
     parts = (
         weights,
-        Part("kv_cache", request * users, f"{users:,} users x {request:,} bytes at {ctx:,} tokens ({dtype})"),
+        Part(
+            "kv_cache",
+            request * users,
+            f"{users:,} user{'s' if users != 1 else ''} x {request:,} bytes at {ctx:,} tokens ({dtype})",
+        ),
         Part(
             "prefill",
             PREFILL_BASE + PREFILL_PER_TOKEN * ctx,

@@ -364,7 +364,9 @@ def _from_headers(name: str, offline: bool | None) -> Located:
     try:
         checkpoint = read_repo(name, offline=offline)
     except CheckpointError as error:
-        raise ModelNotFound(f"{error} (an adapter's repository? name the base model)", reachable=True) from None
+        raise ModelNotFound(
+            f"{error} (an adapter's repository? name the base model)", reachable=getattr(error, "reachable", True)
+        ) from None
     repo = name if is_model_id(name) else name.rpartition("/")[0]
     if checkpoint.kind == "gguf":
         return Located(config_of(checkpoint), f"{name} (hub)", "hub", checkpoint.source, repo, None, checkpoint)

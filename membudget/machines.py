@@ -178,6 +178,7 @@ def _machine(name: str, fields: dict[str, Any]) -> Machine:
 def _unknown(name: str, names: Sequence[str]) -> str:
     import difflib
 
+    name = name if len(name) <= 120 else name[:117] + "..."
     near = difflib.get_close_matches(name.lower(), names, 3, 0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return (

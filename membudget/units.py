@@ -83,15 +83,23 @@ def parse_context(text: str | int) -> int:
 def _split(text: str | int, what: str, examples: str) -> tuple[str, str, str]:
     if not isinstance(text, str):
         raise UnitError(f"{text!r} is not {what}: write for example {examples}")
+    if len(text) > 100:  # Python refuses to read such numbers, in words about Python
+        raise UnitError(f"{text[:20]!r}... has {len(text):,} characters: no number is that long")
     number = text.strip().rstrip(_LETTERS)
     if _digits(number):  # the common case; `re` takes longer to load than a plan takes
-        return number, "", text.strip()[len(number) :]
+        return _no_octal(text, number), "", text.strip()[len(number) :]
     import re
 
     match = re.fullmatch(_NUMBER, text.strip())
     if match is None or not re.fullmatch(_GROUPED, match[1]):
         raise UnitError(f"cannot read {text!r} as {what}: write for example {examples}")
-    return match[1].replace("_", "").replace(",", ""), match[2] or "", match[3]
+    return _no_octal(text, match[1].replace("_", "").replace(",", "")), match[2] or "", match[3]
+
+
+def _no_octal(text: str, digits: str) -> str:
+    if len(digits) > 1 and digits[0] == "0":
+        raise UnitError(f"{text!r} is octal to some readers: write it without the leading 0")
+    return digits
 
 
 def _digits(text: str) -> bool:

@@ -224,7 +224,7 @@ def _number_trap(text: str) -> str:
         digits = text.lstrip("-+0_") or "0"
         return f"{shown} is octal to some YAML readers: write {digits} without the leading 0"
     if re.fullmatch(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", text):
-        return f"{shown} is a number in base 60 to some YAML readers: write it in full, or in quotes"
+        return f"{shown} is a number in base 60 to some YAML readers: write it out in decimal digits"
     if re.fullmatch(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+", text):
         return f"{shown} is text to some YAML readers and a number to others: write all its digits"
     if re.fullmatch(r"[-+]?0[xob][0-9a-fA-F_]+", text):

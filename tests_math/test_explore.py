@@ -107,7 +107,7 @@ def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["explore", MODELS[0], "--offline", "-o", "."], 2, "is a folder"),
         (["explore", MODELS[0], "--offline", "--ctx", "0"], 2, "--ctx"),
         (["explore", MODELS[0], "--offline", "--format", "q9"], 2, "unknown format"),
-        (["explore", MODELS[0], "--offline", "-o", "no/such/folder/x.html"], 3, "no/such/folder"),
+        (["explore", MODELS[0], "--offline", "-o", "no/such/folder/x.html"], 2, "-o no/such/folder/x.html: cannot be"),
     ],
 )
 def test_command_refuses(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

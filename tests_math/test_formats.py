@@ -285,5 +285,5 @@ def test_fewer_bits_take_fewer_bytes(config: dict[str, Any]) -> None:
 def test_format_of_a_plain_config(model: Get) -> None:
     """A config without quantization_config is published in its dtype; without a dtype it is an error."""
     assert formats.of_config(model(LLAMA_8B).config).name == "bf16"
-    with pytest.raises(FormatError, match="has no dtype and no quantization_config; name a format"):
+    with pytest.raises(FormatError, match="has no dtype and no quantization_config; name its format: --format"):
         formats.of_config(Config({"model_type": "llama"}))

@@ -55,6 +55,8 @@ def test_sizes_are_exact(text: str | int, size: int) -> None:
         ("1,00 GiB", "cannot read"),
         ("0.3 B", "whole number"),
         ("8 parsecs", "unknown unit"),
+        ("010 GiB", "octal"),
+        ("9" * 5_000 + " GiB", "no number is that long"),
     ],
 )
 def test_ambiguous_sizes_are_refused(text: str, says: str) -> None:

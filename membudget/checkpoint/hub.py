@@ -22,6 +22,12 @@ from membudget.locate import cache_folder, is_model_id, is_offline, is_repo_file
 _WINDOW = 2 * 2**20
 
 
+class HubNotReached(CheckpointError):
+    """A repository that is not in the cache, and the hub did not answer or was not asked: it may well exist."""
+
+    reachable = False
+
+
 class Fetched(NamedTuple):
     """A repository whose config was saved.
 
@@ -52,14 +58,14 @@ def read_repo(repo: str, *, revision: str | None = None, offline: bool | None = 
     else:
         cached = f"it is not in the cache at {cache_folder()}"
     if is_offline() if offline is None else offline:
-        raise CheckpointError(repo, None, f"{cached}; and the hub is not asked: offline")
+        raise HubNotReached(repo, None, f"{cached}; and the hub is not asked: offline")
     try:
         import huggingface_hub
     except ImportError:
-        raise CheckpointError(repo, None, f"{cached}; for the hub, pip install huggingface_hub") from None
+        raise HubNotReached(repo, None, f"{cached}; for the hub, pip install huggingface_hub") from None
     failed = unreachable()
     if failed:
-        raise CheckpointError(repo, None, f"{cached}; and the hub {failed}")
+        raise HubNotReached(repo, None, f"{cached}; and the hub {failed}")
     try:
         return _read(huggingface_hub.HfApi(), repo, revision, file)
     except CheckpointError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from membudget.budget_file import BudgetFile, Sources, load
 from membudget.commands import Result
+from membudget.commands.common import folder
 from membudget.judge import Verdict, judge
 from membudget.report.terminal import Terminal
 from membudget.units import both, exact, short
@@ -28,7 +29,7 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Check every budget of every file."""
-    files = load(args.paths or ["budgets"], Sources(args.machines or (), args.models))
+    files = load(args.paths or ["budgets"], Sources(args.machines or (), folder("--models", args.models)))
     judged = [(file, [judge(budget) for budget in file.budgets]) for file in files]
     every = [verdict for _, verdicts in judged for verdict in verdicts]
     failed = sum(1 for verdict in every if not verdict.passed)

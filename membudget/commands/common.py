@@ -37,6 +37,15 @@ def model_argument(parser: Declares, optional: bool = False) -> None:
     parser.add_argument("--offline", action="store_true", help="never ask the hub")
 
 
+def folder(option: str, path: str | None) -> str | None:
+    """A folder that is there, or None where none is given."""
+    import os
+
+    if path is not None and not os.path.isdir(path):
+        raise InputError(f"{option} {short_repr(path)}: no such folder")
+    return path
+
+
 def context(option: str, text: str, most: int) -> int:
     """A context length: 32768, 32Ki or 32k."""
     return _within(option, text, parse_context, most, "tokens")
@@ -51,7 +60,7 @@ def size(option: str, text: str) -> int:
     """A size above 0: 60GiB, or a plain number of bytes."""
     from membudget.units import parse_bytes
 
-    return _within(option, text, lambda word: int(word) if word.isdecimal() else parse_bytes(word), 2**63, "bytes")
+    return _within(option, text, lambda word: parse_bytes(f"{word} B" if word.isdecimal() else word), 2**63, "bytes")
 
 
 def share(option: str, text: str) -> float:

@@ -28,6 +28,7 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     add("models", metavar="MODEL", nargs="*", help="hub ids, folders, config.json, .gguf or .safetensors files")
     add("-o", "--output", metavar="FILE", default=DEFAULT_FILE, help=f"default: {DEFAULT_FILE}")
+    add("--force", action="store_true", help="write over a file that is no page of membudget")
     add("--as", dest="family", metavar="FAMILY", help="read the configs as this model_type")
     add("--offline", action="store_true", help="never ask the hub")
     add("--format", metavar="NAME", help="the weight format to start with; default: each model's own")
@@ -56,7 +57,7 @@ def run(args: Arguments) -> Result:
         own = model_context(choices[0].model)
         ctx = min(DEFAULT_CTX, own or DEFAULT_CTX)
     start = explore.Start(ctx, users, tuple(machine.name for machine in shown))
-    size = html.write(args.output, explore.render(choices, every.values(), start))
+    size = html.write(args.output, explore.render(choices, every.values(), start), args.force)
     document = {
         "file": args.output,
         "bytes": size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from membudget import machines
 from membudget.budget import Budget
@@ -63,10 +64,12 @@ def run(args: Arguments) -> Result:
     schema = os.path.join(args.to, SCHEMA)
     if not os.path.exists(schema):
         _write(schema, schema_text())
+    test = shlex.join(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
+    next_steps = f"Next: membudget check {shlex.quote(path)}\n  or: {test}"
     return Result(
         0,
         {"file": path, "fits": ledger.fits, "verdict": ledger.verdict},
-        lambda: f"wrote {path}\n{ledger.verdict}\nNext: membudget check {path}",
+        lambda: f"wrote {path}\n{ledger.verdict}\n{next_steps}",
     )
 
 
@@ -112,8 +115,14 @@ def _quoted(text: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
+    folder = os.path.dirname(path) or "."
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--to {folder}: it is there, and no folder") from None
+    except OSError as error:
+        raise InputError(f"--to {folder}: cannot be made: {error.strerror or error}") from None
+    try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from membudget.commands import Result
-from membudget.locate import fixture_ids
+from membudget.locate import fixture_ids, locate
+from membudget.model import ConfigError, build
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,27 @@ def options(parser: Declares) -> None:
 
 
 def run(args: Arguments) -> Result:
-    """List; exit code 1 where no id has the words."""
+    """List those that can be predicted; exit code 1 where no id has the words."""
     words = [word.casefold() for word in args.words]
-    found = [name for name in fixture_ids() if all(word in name.casefold() for word in words)]
-    return Result(0 if found else 1, {"models": found}, lambda: "\n".join(found) or "none of the shipped configs")
+    found, refused = [], {}
+    for name in fixture_ids():
+        if all(word in name.casefold() for word in words):
+            why = _refusal(name)
+            if why:
+                refused[name] = why
+            else:
+                found.append(name)
+    none = [f"{name} ships, and is refused: {why}" for name, why in refused.items()]
+    text = "\n".join(found or none) or "none of the shipped configs"
+    return Result(0 if found else 1, {"models": found, "refused": refused}, lambda: text)
+
+
+def _refusal(name: str) -> str:
+    """Why a shipped config is not predicted: it has what no recipe is known for; else empty."""
+    try:
+        config = locate(name, offline=True).config
+        if config is not None:
+            build(config, name)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -66,6 +66,8 @@ def options(parser: Declares) -> None:
 def run(args: Arguments) -> Result:
     """Carve it."""
     tp, pp, dcp = (count(f"--{name}", getattr(args, name), 4096) for name in ("tp", "pp", "dcp"))
+    if tp % dcp:
+        raise InputError(f"--dcp: {dcp} does not divide --tp {tp}: vLLM takes a divisor of the tensor-parallel size")
     chunk = args.max_num_batched_tokens
     batched = None if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX)
     if args.available_kv and args.machine:

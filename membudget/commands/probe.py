@@ -6,7 +6,7 @@ Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here,
 from __future__ import annotations
 
 from membudget.commands import Result
-from membudget.commands.common import NotHere, size
+from membudget.commands.common import NotHere, folder, short_repr, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from membudget.commands.arguments import Arguments, Declares
     from membudget.probe.comparison import Comparison
 
+#: The groups of lines that a plan may have.
+GROUPS = ("context", "weights", "growth", "static", "activations", "break", "fragmentation", "edge")
+
 
 def options(parser: Declares) -> None:
     """The arguments of `membudget probe`."""
@@ -22,7 +25,7 @@ def options(parser: Declares) -> None:
     add("paths", metavar="BUDGET", nargs="*", help="budget files; without one: the machine's readings")
     add("--machines", metavar="FILE", action="append", help="a YAML table of your own machines (repeatable)")
     add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
-    add("--only", metavar="LINES", action="append", help="weights, growth, static, activations, break, ...; repeatable")
+    add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
     add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 12 GiB where unified")
     add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
 
@@ -36,14 +39,19 @@ def run(args: Arguments) -> Result:
     from membudget.probe.measure import Settings, device_of, measure, refused
     from membudget.probe.plan import CannotMeasure, plan
 
+    models = folder("--models", args.models)
+    floor = size("--floor", args.floor) if args.floor else None
+    odd = sorted(set(args.only or ()) - set(GROUPS))
+    if odd:
+        raise InputError(f"--only: {short_repr(odd[0])} is refused; allowed is {', '.join(GROUPS)}")
     try:
-        files = load(args.paths, Sources(args.machines or (), args.models))
+        files = load(args.paths, Sources(args.machines or (), models))
     except NoBudgets as error:
         raise InputError(str(error)) from None
     problems = [file.error for file in files if file.problems]
     if problems:
         raise InputError("\n".join(problems))
-    settings = Settings(floor=size("--floor", args.floor) if args.floor else None, report=None)
+    settings = Settings(floor=floor, report=None)
     done: list[Comparison] = []
     plans, reasons = [], []
     for budget in (budget for file in files for budget in file.budgets):

@@ -24,6 +24,7 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", nargs="?", default="last", help="a record, a run, or budgets; default: last")
     add("-o", "--output", metavar="FILE", default=DEFAULT_FILE, help=f"default: {DEFAULT_FILE}")
+    add("--force", action="store_true", help="write over a file that is no page of membudget")
     add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
     add("--machines", metavar="FILE", action="append", help="a YAML file with machines of your own")
 
@@ -33,7 +34,7 @@ def run(args: Arguments) -> Result:
     from membudget.report import html, run_page
 
     story = _of_budgets(args) if _holds_budgets(args.run) else _of_run(args)
-    size = html.write(args.output, run_page.render(story))
+    size = html.write(args.output, run_page.render(story), args.force)
     failed = sum(told.verdict == "failed" for told in story.told)
     unread = _holds_budgets(args.run) and bool(story.problems)
     code = 2 if unread else 1 if failed else 0

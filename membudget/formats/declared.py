@@ -32,7 +32,8 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
         dtype = config.dtype
         if dtype is None:
             raise FormatError(
-                f"{config.source}: has no dtype and no quantization_config; name a format, for example bf16"
+                f"{config.source}: has no dtype and no quantization_config; name its format: "
+                "--format bf16, or `format: bf16` in a budget"
             )
         from membudget.formats.registry import get
 

@@ -245,8 +245,9 @@ def get(
             from difflib import get_close_matches
 
             near = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+            shown = name if len(name) <= 120 else name[:117] + "..."
             hint = f": did you mean {', '.join(near)}?" if near else "."
-            raise UnknownFormat(f"unknown kv cache dtype {name!r}{hint} Known are {', '.join(names())}")
+            raise UnknownFormat(f"unknown kv cache dtype {shown!r}{hint} Known are {', '.join(names())}")
         found = known
     if engine is None:
         return found

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: JavaScript's numbers are exact below this; a larger integer would be rounded silently.
 EXACT = 2**53
+#: By this a page is known as one of ours, and may be written over.
+_GENERATOR = '<meta name="generator" content="membudget">'
 
 
 class PageError(ValueError):
@@ -37,6 +39,7 @@ def page(title: str, body: str, *, styles: Sequence[str], scripts: Sequence[str]
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
+        _GENERATOR,
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
@@ -72,27 +75,41 @@ def static(name: str) -> str:
         return file.read()
 
 
-def write(path: str, content: str) -> int:
-    """Write the page whole or not at all; returns its size in bytes."""
+def write(path: str, content: str, force: bool = False) -> int:
+    """Write the page whole or not at all; returns its size in bytes.
+
+    Raises `PageError` where it cannot be written, and, unless `force`, where a file that is no page of ours would go.
+    """
     import contextlib
     import os
 
     if os.path.isdir(path):
-        raise PageError(f"{path} is a folder; -o takes the name of a file, as {os.path.join(path, 'page.html')}")
+        raise PageError(f"-o {path}: is a folder; -o takes the name of a file, as {os.path.join(path, 'page.html')}")
     encoded = content.encode("utf-8", "backslashreplace")
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, /dev/stdout
-        with open(path, "wb") as file:
-            file.write(encoded)
-        return len(encoded)
     part = f"{path}.{os.getpid()}.part"
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, /dev/stdout
+            with open(path, "wb") as file:
+                file.write(encoded)
+            return len(encoded)
+        if not force and os.path.isfile(path) and not _is_ours(path):
+            raise PageError(f"-o {path}: is there, and no page of membudget; --force writes over it")
         with open(part, "wb") as file:
             file.write(encoded)
         os.replace(part, path)
+    except OSError as error:
+        raise PageError(f"-o {path}: cannot be written: {error.strerror or error}") from None
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
     return len(encoded)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file is a page that `page` made, or empty."""
+    with open(path, "rb") as file:
+        start = file.read(4096)
+    return not start or _GENERATOR.encode() in start
 
 
 def _checksum(content: str) -> str:
