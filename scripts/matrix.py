@@ -198,9 +198,8 @@ def packages_of(python: str) -> dict[str, str]:
     """Versions of what another interpreter has."""
     code = (
         "import json, importlib.metadata as m\n"
-        f"names = {here.PACKAGES!r}\n"
-        "found = {d.metadata['Name']: d.version for d in m.distributions(path=None)}\n"
-        "print(json.dumps({n: m.version(n) for n in names if n in found}))"
+        "found = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+        f"print(json.dumps({{name: found[name] for name in {here.PACKAGES!r} if name in found}}))"
     )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     import json

@@ -19,10 +19,13 @@ from membudget.history.text import amount, headline  # noqa: E402
 
 PAGE = ROOT / "docs" / "versions.md"
 RUNS = ROOT / "fixtures" / "history"
-TITLES = {
-    "transformers": "transformers: full-size models on fake tensors",
-    "vllm": "vLLM: real engines of tiny models on a CPU, 256 MiB for the cache, 2,048 tokens a request",
-}
+SECTIONS = (
+    ("transformers", "survey ", "transformers: full-size models on fake tensors"),
+    ("transformers", "pytest -m cpu", "transformers: real tiny models on a CPU, every live tensor counted"),
+    ("vllm", "engines ", "vLLM: real engines of tiny models on a CPU, 256 MiB for the cache, 2,048 tokens a request"),
+)
+#: Lines told in full; more are counted.
+MOST = 40
 HEAD = """\
 # What moved between versions
 
@@ -36,20 +39,19 @@ build the model.
 def page(runs: Sequence[Record]) -> str:
     """The page's text."""
     parts = [HEAD]
-    for engine, title in TITLES.items():
-        mine = sorted(_newest(runs, engine), key=lambda run: version_key(_version(run, engine)))
+    for engine, source, title in SECTIONS:
+        mine = sorted(_newest(runs, engine, source), key=lambda run, name=engine: version_key(_version(run, name)))
         if mine:
             parts += [f"## {title}", "", *_engine(mine, engine)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _newest(runs: Sequence[Record], engine: str) -> list[Record]:
+def _newest(runs: Sequence[Record], engine: str, source: str) -> list[Record]:
     """One run a version: what its runs say together, a later one before an earlier one."""
-    kind = "survey " if engine == "transformers" else "engines "
     found: dict[str, Record] = {}
     for run in runs:
         version = _version(run, engine)
-        if not version or not run.source.startswith(kind):
+        if not version or not run.source.startswith(source):
             continue
         old = found.get(version, run)
         skipped = {name: why for name, why in old.skipped.items() if name not in run.budgets} | run.skipped
@@ -65,12 +67,12 @@ def _version(run: Record, engine: str) -> str:
 
 def _engine(runs: Sequence[Record], engine: str) -> list[str]:
     versions = [_version(run, engine) for run in runs]
-    lines = ["| version | torch | models | as predicted | not asked |", "|---|---|---|---|---|"]
+    lines = ["| version | models | as predicted | not asked |", "|---|---|---|---|"]
     for run, version in zip(runs, versions, strict=True):
         good = sum(entry.verdict == "passed" for entry in run.budgets.values())
         skipped = "; ".join(f"{name}: {why[:90]}" for name, why in run.skipped.items()).replace("|", "/")
         number = len(run.budgets) + len(run.skipped)
-        lines.append(f"| {version} | {run.versions.get('torch', '')} | {number} | {good} | {skipped} |")
+        lines.append(f"| {version} | {number} | {good} | {skipped} |")
     lines += ["", "### What moved", ""]
     moved = _moved(runs, engine)
     lines += moved or ["Nothing: every line that two neighbouring versions both have is the same."]
@@ -85,6 +87,8 @@ def _engine(runs: Sequence[Record], engine: str) -> list[str]:
     lines += ["", "### Values", "", f"| model | line | {' | '.join(versions)} |", f"|---|---|{'---:|' * len(versions)}"]
     names = dict.fromkeys((name, line) for run in runs for name, entry in run.budgets.items() for line in entry.lines)
     for name, line in sorted(names):
+        if len(names) > 4 * MOST and not _differs(runs, name, line):
+            continue  # of many lines only those that moved
         cells = []
         before: object = None
         for run in runs:
@@ -108,9 +112,19 @@ def _moved(runs: Sequence[Record], engine: str) -> list[str]:
             continue
         out.append(f"**{_version(old, engine)} -> {_version(new, engine)}**")
         out.append("")
-        out += [f"- {headline(move)}{_why(move)}" for move in moves]
+        out += [f"- {headline(move)}{_why(move)}" for move in moves[:MOST]]
+        out += [f"- and {len(moves) - MOST} more, in the table below"] if len(moves) > MOST else []
         out.append("")
     return out[:-1]
+
+
+def _differs(runs: Sequence[Record], name: str, line: str) -> bool:
+    values = {
+        entry.lines[line].measured
+        for run in runs
+        if (entry := run.budgets.get(name)) is not None and line in entry.lines
+    }
+    return len(values - {None}) > 1
 
 
 def _why(move: Move) -> str:

