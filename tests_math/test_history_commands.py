@@ -161,7 +161,7 @@ def test_nightly_runs_on_a_spark() -> None:
 
 
 def test_the_table_of_versions_is_that_of_its_records() -> None:
-    """docs/versions.md after `python scripts/versions_docs.py`; three versions of transformers and six of vLLM at least."""
+    """docs/versions.md after `python scripts/versions_docs.py`; three versions of transformers, six of vLLM."""
     from membudget.history import read_folder
     from scripts.versions_docs import PAGE, RUNS, page
 

@@ -290,6 +290,20 @@ def test_no_such_run(ref: str) -> None:
         select(ref, RUNS, RUNS[-1])
 
 
+def test_a_version_means_the_run_of_the_same_kind() -> None:
+    """Of a version's survey and its tier, the one that says most of the same budgets is meant."""
+    other = {"tiny": Entry("passed", {})}
+    runs = [
+        run(1),
+        run(2, budgets=other),
+        run(3, {"transformers": "5.9.0"}),
+        run(4, {"transformers": "5.9.0"}, budgets=other),
+    ]
+    assert select("transformers==5.8.0", runs, runs[2]).id == runs[0].id
+    assert select("transformers==5.8.0", runs, runs[3]).id == runs[1].id
+    assert select("transformers==5.9.0", runs).id == runs[3].id
+
+
 def test_no_run_at_all() -> None:
     """An empty history says so."""
     with pytest.raises(SelectError, match="no run is recorded"):

@@ -26,6 +26,7 @@ def options(parser: Declares) -> None:
     add("after", metavar="B", nargs="?", help="the run after; default: last")
     add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
     add("--budget", metavar="TEXT", help="only budgets with this in their name")
+    add("--source", metavar="TEXT", help="only runs with this in their source: spark, survey")
     add("--each", action="store_true", help="the last run of every machine and source, each against its last green one")
     add("--markdown", action="store_true", help="as Markdown, for a comment on a commit or a pull request")
 
@@ -35,19 +36,22 @@ def run(args: Arguments) -> Result:
     from membudget.history import SelectError, compare, read_folder, runs_folder, select
 
     found = read_folder(runs_folder(args.runs))
+    runs = [item for item in found.records if (args.source or "") in item.source]
+    if args.budget:  # a run that says nothing of it is not meant
+        runs = [item for item in runs if any(args.budget in name for name in item.budgets)]
     problems = [str(problem) for problem in found.problems]
     try:
         if args.each:
-            pairs = _each(found.records)
+            pairs = _each(runs)
         else:
-            after = select(args.after or "last", found.records)
-            pairs = [(select(args.before or "last-green", found.records, after), after)]
+            after = select(args.after or "last", runs)
+            pairs = [(select(args.before or "last-green", runs, after), after)]
     except SelectError as error:
         raise NotHere(str(error)) from None
     drifts = []
     for before, after in pairs:
         wanted = [name for name in (*before.budgets, *after.budgets) if (args.budget or "") in name]
-        drifts.append(compare(before, after, found.records, budgets=wanted))
+        drifts.append(compare(before, after, runs, budgets=wanted))
     documents = [as_json(drift, problems) for drift in drifts]
     code = 1 if any(drift.beyond for drift in drifts) else 0
     document = {"each": documents, "moved": code == 1} if args.each else documents[0]

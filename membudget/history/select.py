@@ -42,7 +42,7 @@ def select(ref: str, runs: Sequence[Record], against: Record | None = None) -> R
             raise SelectError(f"{ref}: no earlier run{where} is {what}")
         return found[-1]
     if "==" in ref:
-        return _of_versions(ref, others)
+        return _of_versions(ref, others, against)
     found = [run for run in others if run.id == ref or (len(ref) >= 4 and run.id.startswith(ref))]
     found = found or [run for run in others if len(ref) >= 10 and run.time.startswith(ref)]
     if not found:
@@ -105,11 +105,14 @@ def _comparable(run: Record, other: Record) -> bool:
     return alike and (run.time, run.id) < (other.time, other.id)
 
 
-def _of_versions(ref: str, runs: Sequence[Record]) -> Record:
+def _of_versions(ref: str, runs: Sequence[Record], against: Record | None) -> Record:
+    """The last run of these versions; of several kinds of run the one that says most of the same budgets."""
     wanted = dict(part.strip().split("==", 1) for part in ref.split(",") if "==" in part)
     found = [run for run in runs if all(run.versions.get(name) == version for name, version in wanted.items())]
     if not found:
         name = next(iter(wanted))
         known = sorted({run.versions[name] for run in runs if name in run.versions})
         raise SelectError(f"{ref}: no such run; runs of {name}: {', '.join(known) or 'none'}")
-    return found[-1]
+    if against is None:
+        return found[-1]
+    return max(found, key=lambda run: (len(run.budgets.keys() & against.budgets.keys()), run.time))
