@@ -21,7 +21,7 @@ def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | No
         "bytes": checkpoint.nbytes,
         "file_bytes": checkpoint.file_bytes,
         "total_size": checkpoint.total_size,
-        "bits_per_weight": round(checkpoint.bits_per_weight(params), 4),
+        "bits_per_weight": round(_bits(checkpoint, differ, params), 4),
         "by_dtype": {dtype: total._asdict() for dtype, total in checkpoint.by_dtype.items()},
     }
     if differ is not None:
@@ -40,13 +40,20 @@ def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | No
     return document
 
 
+def _bits(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> float:
+    """True bits a weight; what is stored beside the model (a second head, MTP layers) is none of its weights."""
+    if differ is None or not params:
+        return checkpoint.bits_per_weight(params)
+    return (checkpoint.nbytes - differ.unused_bytes) * 8 / params
+
+
 def text(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> list[str]:
     """The same for people."""
     from membudget.checkpoint.differences import UNUSED
     from membudget.report.terminal import plain, table
     from membudget.units import both
 
-    bits = f"{checkpoint.bits_per_weight(params):.4g} bits a weight"
+    bits = f"{_bits(checkpoint, differ, params):.4g} bits a weight"
     lines = [f"stored: {len(checkpoint):,} tensors in {files_text(checkpoint)}, {both(checkpoint.nbytes)}, {bits}"]
     if checkpoint.total_size_difference:
         lines.append(f"the index says total_size {checkpoint.total_size:,} B: {checkpoint.total_size_difference:+,} B")
