@@ -47,6 +47,12 @@ def _bits(checkpoint: Checkpoint, differ: Differences | None, params: int | None
     return (checkpoint.nbytes - differ.unused_bytes) * 8 / params
 
 
+def _some(names: tuple[str, ...]) -> str:
+    from membudget.report.terminal import plain
+
+    return ", ".join(map(plain, names[:2])) + (", ..." if len(names) > 2 else "")
+
+
 def text(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> list[str]:
     """The same for people."""
     from membudget.checkpoint.differences import UNUSED
@@ -66,6 +72,10 @@ def text(checkpoint: Checkpoint, differ: Differences | None, params: int | None)
         lines.append(f"not loaded: {sum(entry.nbytes for entry in entries):,} B: {UNUSED.get(kind, kind)}")
     if differ.ok:
         lines.append("every tensor that the config predicts is stored, and nothing else")
+    for group in differ.regrouped[:3]:
+        lines.append(f"under other names: {_some(group.found)} for {_some(group.expected)}")
+    if len(differ.regrouped) > 3:
+        lines.append(f"and {len(differ.regrouped) - 3:,} more groups under other names")
     for what, items in (("missing", differ.missing), ("not predicted", differ.extra)):
         shown = [f"{plain(item.name)} {' x '.join(map(str, item.shape))}" for item in items[:5]]
         if items:

@@ -11,6 +11,10 @@ from membudget.model.tensors import Tensor
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
+#: Weights on q and k: none; of head_dim; of all heads; of head_dim with a bias; a row a head; a norm a head.
+QK_NORMS = (None, "head", "full", "head_ln", "cohere", "each")
+
+
 def gqa(
     *,
     bias: Flag = False,
@@ -56,6 +60,9 @@ def gqa(
         k = c.kv_heads if kv_heads is None else size(layer, kv_heads)
         d = c.head_dim if dim is None else size(layer, dim)
         return n, k, d, d if v_dim is None else size(layer, v_dim)
+
+    if qk_norm not in QK_NORMS:
+        raise ValueError(f"qk_norm={qk_norm!r}: allowed is one of {QK_NORMS}")
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
         c, at = layer.config, layer.prefix + name
