@@ -181,6 +181,16 @@ def test_a_known_change_fits_or_not(
     assert (None if known is None else known.certain) is certain
 
 
+@pytest.mark.parametrize(
+    ("model", "certain"), [("google/gemma-2-2b", True), ("google/gemma-3-1b-it", None), (None, False)]
+)
+def test_a_change_of_one_model(model: str | None, certain: bool | None) -> None:
+    """Where a change is about one family, the model's name decides; where it is not known, it is only perhaps so."""
+    (change,) = [item for item in known_changes() if item.models]
+    known = change.fits("prefill_peak", 1, {"transformers": ("5.20.2", "5.21.0")}, None, model)
+    assert (None if known is None else known.certain) is certain
+
+
 def test_an_explained_move_is_no_unexplained_one() -> None:
     """A known change takes the blame; in another direction it does not."""
     settings = {"caches": ["sliding"]}

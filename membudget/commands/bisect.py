@@ -133,7 +133,8 @@ def _known(args: Arguments, found: Bisected, budget: Budget | None) -> list[Know
     off = found.values[found.after] - found.values[found.before]
     pair = {args.package: (found.before, found.after)}
     kinds = caches(budget) if budget is not None else None
-    hits = (change.fits(args.line, off, pair, kinds) for change in known_changes())
+    name = budget.model.name if budget is not None else None
+    hits = (change.fits(args.line, off, pair, kinds, name) for change in known_changes())
     return [hit for hit in hits if hit is not None]
 
 

@@ -20,7 +20,7 @@ class Change(NamedTuple):
 
     package, version: the first release that has it.  lines: of budgets that it moves; ``pool_*`` for all of
     a pool.  moves: ``up``, ``down`` or ``either``.  caches: kinds of cache it is about, empty for all.
-    text: what changed.  undo: how to have it as before, or "".  source: a file, an issue or a release note.
+    models: parts of names of the models it is about, empty for all.  text: what changed.  undo: how to have it as before, or "".  source: a file, an issue or a release note.
     """
 
     package: str
@@ -31,13 +31,20 @@ class Change(NamedTuple):
     source: str
     caches: tuple[str, ...] = ()
     undo: str = ""
+    models: tuple[str, ...] = ()
 
     def fits(
-        self, line: str, off: int, versions: Mapping[str, tuple[str, str]], caches: Sequence[str] | None
+        self,
+        line: str,
+        off: int,
+        versions: Mapping[str, tuple[str, str]],
+        caches: Sequence[str] | None,
+        model: str | None = None,
     ) -> Known | None:
         """Whether this change is between two versions and moves such a line this way.
 
-        off: bytes or count, after minus before.  caches: kinds of the budget's model, None where unknown.
+        off: bytes or count, after minus before.  caches, model: kinds and name of the budget's model, None
+        where they are not known.
         """
         crossed = [
             pair for name, pair in versions.items() if SAME.get(name, name) == self.package and pair[0] and pair[1]
@@ -53,11 +60,9 @@ class Change(NamedTuple):
             return None
         if self.moves != "either" and (off > 0) != ((self.moves == "up") == forward):
             return None
-        if not self.caches:
-            return Known(self, True)
-        if caches is None:
-            return Known(self, False)
-        return Known(self, True) if set(self.caches) & set(caches) else None
+        kinds = not self.caches or (None if caches is None else bool(set(self.caches) & set(caches)))
+        named = not self.models or (None if model is None else any(part in model.lower() for part in self.models))
+        return None if kinds is False or named is False else Known(self, bool(kinds and named))
 
 
 class Known(NamedTuple):
@@ -97,7 +102,7 @@ def _change(where: str, raw: Any) -> Change:
         raise ChangesError(f"{where}: allowed are {', '.join(Change._fields)}")
     values: dict[str, Any] = {}
     for name, value in raw.items():
-        values[name] = tuple(value) if name in ("lines", "caches") else str(value)
+        values[name] = tuple(value) if name in ("lines", "caches", "models") else str(value)
     try:
         change = Change(**values)
     except TypeError as error:

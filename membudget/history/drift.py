@@ -291,6 +291,6 @@ def _explain(move: Move, old: Record, new: Record, settings: dict[str, Any], cha
     found = [
         known
         for change in changes
-        if (known := change.fits(move.line, move.off, pairs, settings.get("caches"))) is not None
+        if (known := change.fits(move.line, move.off, pairs, settings.get("caches"), settings.get("model"))) is not None
     ]
     return move._replace(changes=tuple(found))
