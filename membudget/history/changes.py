@@ -20,7 +20,8 @@ class Change(NamedTuple):
 
     package, version: the first release that has it.  lines: of budgets that it moves; ``pool_*`` for all of
     a pool.  moves: ``up``, ``down`` or ``either``.  caches: kinds of cache it is about, empty for all.
-    models: parts of names of the models it is about, empty for all.  text: what changed.  undo: how to have it as before, or "".  source: a file, an issue or a release note.
+    models: parts of names of the models it is about, empty for all.  text: what changed.
+    undo: how to have it as before, or "".  source: a file, an issue or a release note.
     """
 
     package: str
