@@ -116,16 +116,16 @@ def fits(budget: Budget) -> bool:
 def max_users(budget: Budget) -> int:
     """The most users that fit at the budget's context, 0 if none."""
     left, ctx = left_over(budget), budget.ctx
-    return _largest(lambda users: left(ctx, users), MAX_USERS, budget.users)
+    return largest(lambda users: left(ctx, users), MAX_USERS, budget.users)
 
 
 def max_ctx(budget: Budget) -> int:
     """The longest context that fits for the budget's users, 0 if none; not capped by the model's own."""
     left, users = left_over(budget), budget.users
-    return _largest(lambda ctx: left(ctx, users), MAX_CTX, budget.ctx)
+    return largest(lambda ctx: left(ctx, users), MAX_CTX, budget.ctx)
 
 
-def _largest(left: Callable[[int], int], most: int, near: int) -> int:
+def largest(left: Callable[[int], int], most: int, near: int) -> int:
     """The largest n in [0, most] for which left(n) >= 0, given that left falls; 0 if not even 1.
 
     near: where the search begins: from there it goes where the slope says, and doubles its steps.
