@@ -16,7 +16,7 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 def tests(session: nox.Session) -> None:
     """The arithmetic on every Python: no torch, no GPU."""
     session.install("-e", ".[test]", "-c", "constraints.txt")
-    session.run("pytest", "-m", "math", "-n", "auto", *session.posargs)
+    session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
 
 
 @nox.session

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MARKERS = {
     "math": "arithmetic on integers, needs nothing but Python",
+    "suite": "membudget's own machinery (commands, pages, records, logs, files); needs no torch",
     "transformers": "against transformers on the meta device; needs torch and transformers",
     "cpu": "hardware tests rehearsed with tiny models on the CPU; needs torch and transformers",
     "cuda": "on an NVIDIA GPU; needs torch with CUDA",

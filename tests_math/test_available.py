@@ -7,7 +7,7 @@ import pytest
 from membudget import available
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 INSTALL = "pip install 'membudget[transformers]'"
 BOTH = f"needs torch and transformers, not installed here: {INSTALL}"

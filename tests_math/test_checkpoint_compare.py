@@ -16,7 +16,7 @@ from membudget.formats import get, of_config
 from membudget.model import ConfigError, Model, build
 from tests_math.checkpoint_files import BITS, stored, write_safetensors
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 Get = Callable[[str], Model]
 Raw = Callable[[str], dict[str, Any]]

@@ -18,7 +18,7 @@ from membudget.formats.ggml import TYPES
 from membudget.model import Model
 from tests_math.checkpoint_files import write_gguf, write_model
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 gguf = pytest.importorskip("gguf", reason="the gguf library is in the [test] extra")
 np = pytest.importorskip("numpy", reason="numpy is in the [test] extra")
 

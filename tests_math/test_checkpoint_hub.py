@@ -20,7 +20,7 @@ from membudget.checkpoint import read_path
 from membudget.model import Model
 from tests_math.checkpoint_files import stored, write_gguf, write_model, write_safetensors, write_shards
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is in the [hub] and [test] extras")
 
 COMMIT = "c0ffee" * 6 + "c0ff"

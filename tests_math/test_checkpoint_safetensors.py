@@ -21,7 +21,7 @@ from membudget.checkpoint.safetensors_strict import parse_index
 from membudget.model import Model
 from tests_math.checkpoint_files import stored, write_safetensors, write_shards
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 np = pytest.importorskip("numpy", reason="numpy is in the [test] extra")
 safetensors = pytest.importorskip("safetensors", reason="the safetensors library is in the [test] extra")
 

@@ -11,7 +11,7 @@ import pytest
 
 from membudget.units import GIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., tuple[int, Any]]

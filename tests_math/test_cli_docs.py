@@ -12,7 +12,7 @@ import pytest
 
 from membudget.cli import available
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "cli_docs.py"
 

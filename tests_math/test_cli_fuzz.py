@@ -17,7 +17,7 @@ from membudget.cli import COMMANDS, available, main
 from membudget.commands.arguments import UsageError, build, quick
 from tests_math.strategies import command_lines
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 #: Commands that write files or start processes are not run with random arguments.
 HARMLESS = {"plan", "count", "check", "fleet", "machines", "formats", "models", "schema", "pool"}

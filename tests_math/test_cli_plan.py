@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from membudget.units import GIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., tuple[int, Any]]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 PLAN = ["plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "32k", "--users", "8"]

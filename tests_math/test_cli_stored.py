@@ -12,7 +12,7 @@ import pytest
 
 from membudget.model import build
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., tuple[int, Any]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from membudget.report.terminal import Terminal, plain, table
 from tests_math.strategies import sizes
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 SGR = re.compile(r"\x1b\[[0-9;]*m")

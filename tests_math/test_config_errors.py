@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from membudget.model import ConfigError, Model, UnknownModelType, build, load
 from tests_math.test_families_real import MODELS, REFUSED
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 LLAMA = json.loads(MODELS["meta-llama/Llama-3.1-8B"].read_text(encoding="utf-8"))
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")

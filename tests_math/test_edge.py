@@ -13,7 +13,7 @@ from membudget.report.worksheet import headline, lines, markdown
 from membudget.tolerance import parse
 from membudget.units import GIB, MIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 @given(st.integers(0, 5000), st.integers(1, 6000), st.integers(1, 6000))

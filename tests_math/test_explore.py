@@ -17,7 +17,7 @@ from membudget.cli import main
 from membudget.report import explore, html
 from tests_math.explore_plans import MODELS, START, answer, choices, draw
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 RUN = """
 const {page, plans} = JSON.parse(require("fs").readFileSync(0, "utf8"));

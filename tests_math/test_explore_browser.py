@@ -14,7 +14,7 @@ from membudget.report import explore
 from tests_math import browser
 from tests_math.explore_plans import START, answer, choices, draw
 
-pytestmark = [pytest.mark.math, pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())]
+pytestmark = [pytest.mark.suite, pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())]
 
 #: Rows of the table by name and the machines' verdicts, as text without separators.
 READ = """

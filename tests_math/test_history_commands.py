@@ -16,7 +16,7 @@ import yaml
 from membudget.history import Record, append
 from tests_math.test_history_drift import GIB, run
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "fixtures" / "logs"

@@ -17,7 +17,7 @@ from membudget.history.logs import of_log
 from membudget.history.select import baseline
 from membudget.history.text import BARS, drift_lines, series, sparkline
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 GIB = 2**30

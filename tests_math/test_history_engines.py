@@ -24,7 +24,7 @@ from membudget.history import read_folder, survey
 from membudget.history.bisect import Bisected, BisectError, CannotAsk, between, bisect
 from membudget.history.environments import Environment, EnvironmentFailed, Said, ensure, versions_of, wanted
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 #: As `pip index versions` prints it.

@@ -21,7 +21,7 @@ from membudget.history import record as schema
 from membudget.history.record import SCHEMA, from_json
 from membudget.history.store import file_of
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 #: For processes of their own: they find membudget, and their records lie in box.jsonl.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "MEMBUDGET_MACHINE": "box"}
 

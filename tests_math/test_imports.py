@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 PACKAGE = Path(__file__).parents[1] / "membudget"
 #: Data moves left to right: a module imports only from its own tier or those before it.
@@ -18,6 +18,7 @@ TIERS = (
     ("budget", "budget_file", "budget_ids", "fields", "schema"),
     ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
     ("history", "report", "probe", "available"),
+    ("doctor",),
     ("cli", "plugin", "commands", "tests"),
 )
 TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}

@@ -21,7 +21,7 @@ from membudget.locate import ModelNotFound, fixture_ids, is_model_id, locate
 from membudget.model import ConfigError, Model
 from tests_math.checkpoint_files import write_model, write_safetensors
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
 ENVIRONMENT = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_HUB_OFFLINE")

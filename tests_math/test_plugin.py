@@ -15,7 +15,7 @@ from membudget.budget_file import Sources, parse
 from membudget.ledger import predict
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 FITS = "model: meta-llama/Llama-3.2-1B\nformat: bf16\nkv_cache_dtype: bf16\nctx: 8Ki\nusers: 4\nmachine: rtx-4090\n"
 NEVER = FITS.replace("users: 4", "users: 4_000") + "expect: {fits: false}\n"
@@ -309,9 +309,9 @@ def test_named_in_a_conftest_the_markers_hold_for_all_tests(pytester: pytest.Pyt
 
 
 def test_markers_are_registered(pytester: pytest.Pytester, run: Run) -> None:
-    """--strict-markers knows all six, and --markers explains them."""
+    """--strict-markers knows them all, and --markers explains them."""
     output = run("--markers").stdout.str()
-    for name in ("math", "transformers", "cpu", "cuda", "spark", "slow"):
+    for name in ("math", "suite", "transformers", "cpu", "cuda", "spark", "slow"):
         assert f"@pytest.mark.{name}: " in output
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from membudget import quick_json
 from membudget.quick_json import loads
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "fixtures" / "models").glob("*.json"), ROOT / "machines.json"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from membudget.probe.readings import FIELDS, Reading, Snapshot, Sources, Unknown, number, pair, snap
 from membudget.units import GIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 class Spark(Sources):

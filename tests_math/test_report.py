@@ -16,7 +16,7 @@ from membudget.report import run_page, story
 from membudget.report.story import Told
 from membudget.units import GIB, MIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 SETTINGS = {
     "model": "meta-llama/Llama-3.1-8B",

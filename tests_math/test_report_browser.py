@@ -10,7 +10,7 @@ from membudget.report import run_page, story
 from tests_math import browser
 from tests_math.test_report import RUNS, capacity
 
-pytestmark = [pytest.mark.math, pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())]
+pytestmark = [pytest.mark.suite, pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())]
 
 
 def test_report_reads_well_everywhere(tmp_path: Path) -> None:

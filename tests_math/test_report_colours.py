@@ -9,7 +9,7 @@ import pytest
 
 from membudget.report.html import static
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
 #: Viénot, Brettel, Mollon 1999 (protan, deutan) on linear RGB; tritan after Brettel 1997 as in libDaltonLens.

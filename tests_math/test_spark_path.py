@@ -23,7 +23,7 @@ from membudget.probe.plan import CannotMeasure, plan
 from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 BUDGETS = Path(__file__).parents[1] / "budgets"
 #: MemAvailable of an idle DGX Spark.

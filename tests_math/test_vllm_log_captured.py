@@ -16,7 +16,7 @@ from membudget.engines.vllm.record import EngineLog
 from membudget.engines.vllm.verdict import checks, differences, verdict
 from membudget.model import build
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 EXPECTED: dict[str, Any] = json.loads((LOGS / "cpu" / "expected.json").read_text(encoding="utf-8"))["logs"]

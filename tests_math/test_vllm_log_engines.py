@@ -9,7 +9,7 @@ import pytest
 from membudget.engines.vllm.log import parse
 from membudget.engines.vllm.verdict import verdict
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 GIB = 2**30
 

@@ -16,7 +16,7 @@ from membudget.engines.vllm.record import EngineLog
 from membudget.engines.vllm.verdict import bytes_per_token, differences, identity, verdict
 from membudget.model import Model
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 GIB = 2**30
 

@@ -16,7 +16,7 @@ from membudget.engines.vllm.messages import NEEDLES, messages
 from membudget.engines.vllm.record import KEEP
 from tests_math.vllm_log_lines import lines
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 REAL = (LOGS / "cpu" / "0.32.0-err-maxlen-gemma3.log").read_bytes()

@@ -13,7 +13,7 @@ from membudget.engines.vllm.messages import NEEDLES, messages
 from membudget.engines.vllm.record import EngineLog
 from tests_math.vllm_log_lines import GIB, PREFIXES, Rendered, Template, any_message, lines, rendered, templates
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 def check(log: EngineLog, message: Rendered) -> None:

@@ -16,7 +16,7 @@ from membudget.engines.vllm.record import EngineLog
 from membudget.engines.vllm.verdict import checks, identity, verdict
 from membudget.model import Model
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 GIB = 2**30
 PUBLIC = Path(__file__).parents[1] / "fixtures" / "logs" / "public.jsonl"
