@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import NamedTuple
 
 #: Markers that need something, in the order in which they are checked.
 NEEDS = ("transformers", "cpu", "cuda", "spark")
@@ -16,16 +17,25 @@ SPARK_GPU = "GB10"
 _INSTALL = "pip install 'membudget[transformers]'"
 
 
-def missing(marker: str) -> str | None:
+class Here(NamedTuple):
+    """What a machine has: the names of its NVIDIA GPUs, and versions of torch and transformers ("" without)."""
+
+    gpus: tuple[str, ...]
+    torch: str
+    transformers: str
+
+
+def missing(marker: str, here: Here | None = None) -> str | None:
     """Why tests with this marker cannot run here; None where they can."""
-    packages = [name for name in ("torch", "transformers") if not _installed(name)]
-    if marker == "spark" and not any(SPARK_GPU in gpu for gpu in gpus()):
-        return f"needs a DGX Spark (an NVIDIA GPU named {SPARK_GPU}); {_here()}"
+    here = here or _asked()
+    packages = [name for name in ("torch", "transformers") if not getattr(here, name)]
+    if marker == "spark" and not any(SPARK_GPU in gpu for gpu in here.gpus):
+        return f"needs a DGX Spark (an NVIDIA GPU named {SPARK_GPU}); {_told(here.gpus)}"
     if marker in ("cuda", "spark"):
-        if not gpus():
-            return f"needs an NVIDIA GPU; {_here()}"
-        if not packages and _torch_version().endswith("+cpu"):
-            return f"needs torch with CUDA; torch {_torch_version()} is installed, which has none"
+        if not here.gpus:
+            return f"needs an NVIDIA GPU; {_told(here.gpus)}"
+        if not packages and here.torch.endswith("+cpu"):
+            return f"needs torch with CUDA; torch {here.torch} is installed, which has none"
     if marker in NEEDS and packages:
         return f"needs {' and '.join(packages)}, not installed here: {_INSTALL}"
     return None
@@ -50,8 +60,12 @@ def gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE))
 
 
-def _here() -> str:
-    found = gpus()
+def _asked() -> Here:
+    torch = (_torch_version() or "unknown") if _installed("torch") else ""
+    return Here(gpus(), torch, "unknown" if _installed("transformers") else "")
+
+
+def _told(found: tuple[str, ...]) -> str:
     return f"this machine has {', '.join(found)}" if found else "this machine has no NVIDIA GPU (nvidia-smi lists none)"
 
 

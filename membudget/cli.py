@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "plan", "does a model fit a machine, for so many users, and what breaks it"),
     ("count", "count", "parameters of a model by role and by layer"),
     ("check", "check", "check budget files: the arithmetic, without pytest"),
+    ("doctor", "doctor", "this machine: what runs here, and the traps that endanger a run"),
     ("init", "init", "write a first budget for a model and this machine"),
     ("fleet", "fleet", "how many devices for so many users, as a lower bound"),
     ("machines", "machines", "machines that are known, and this one"),

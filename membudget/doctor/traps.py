@@ -1,0 +1,202 @@
+"""Traps in memory and processes: what endangers a run on this machine now, and the fix.
+
+On a DGX Spark CPU and GPU share the memory; running out can hang the host until its power is cut
+(NVIDIA/open-gpu-kernel-modules/issues/1358, vllm-project/vllm/issues/56824), so what takes memory there is a danger
+where the same on a card of its own is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from membudget.doctor.machine import Look, value
+from membudget.doctor.source import Held, Process
+from membudget.doctor.trap import Trap
+from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
+from membudget.probe.readings import Unknown
+from membudget.units import GIB, MIB, gib
+
+#: Programs of a desktop session, by their names in /proc (at most 15 letters there).
+DESKTOP = (
+    "gnome-shell", "Xorg", "Xwayland", "gdm-x-session", "gdm-wayland-ses", "mutter", "kwin_x11", "kwin_wayland",
+    "plasmashell", "firefox", "firefox-bin", "chrome", "chromium", "code", "nautilus", "gnome-software",
+    "cinnamon", "xfce4-session", "xfwm4", "sddm", "lightdm",
+)  # fmt: skip
+#: Watch MemAvailable and end a process before the host hangs.
+GUARDS = ("earlyoom", "nohang")
+#: Below this nothing is said of what a process holds.
+LITTLE = 64 * MIB
+#: PSI, percent: the share of the last 10 s in which some task waited for memory.
+WAITING = 10.0
+#: The highest share that is known to start on a DGX Spark: vllm-project/recipes/pull/632.
+SPARK_SHARE = 0.85
+
+
+def page_cache(look: Look) -> Trap:
+    """The driver's free is MemFree: page cache counts as used, though the kernel gives it back."""
+    if not look.unified_gpu:
+        return Trap("page_cache", "clear", "the device's memory is its own, or there is no GPU")
+    free, available = value(look.cuda_free), value(look.available)
+    if free is None or available is None:
+        return Trap("page_cache", "unknown", "MemFree or MemAvailable is not known")
+    cached = available - free
+    total = value(look.total) or 0
+    text = (
+        f"cudaMemGetInfo's free is {gib(free, 2)}, but {gib(available, 2)} can be used (MemAvailable): "
+        f"{gib(max(cached, 0), 2)} of page cache count as used"
+    )
+    if cached * 10 < total:
+        return Trap("page_cache", "clear" if cached < GIB else "note", text)
+    return Trap("page_cache", "danger", text, "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
+
+
+def swap(look: Look) -> Trap:
+    """With swap a host of one memory thrashes and hangs where a process should have been ended."""
+    total, free = value(look.line("SwapTotal")), value(look.line("SwapFree"))
+    if total is None or free is None:
+        return Trap("swap", "unknown", _reason(look.line("SwapTotal")))
+    if not total:
+        return Trap("swap", "clear", "swap is off")
+    text = f"swap is on: {gib(total, 2)}, {gib(total - free, 2)} used"
+    if not look.unified_gpu:
+        return Trap("swap", "note" if total - free > GIB else "clear", text)
+    text += "; CUDA's pages cannot be swapped, so the rest of the system thrashes before anything is ended"
+    return Trap("swap", "danger" if total - free > GIB else "note", text, "sudo swapoff -a")
+
+
+def zram(look: Look) -> Trap:
+    """zram swaps into the same memory."""
+    text = look.source.read("/proc/swaps")
+    if text is None:
+        return Trap("zram", "unknown", "no /proc/swaps")
+    devices = [line.split()[0] for line in text.splitlines()[1:] if line.startswith("/dev/zram")]
+    if not devices:
+        return Trap("zram", "clear", "no swap on zram")
+    size = sum(_mm_stat(look, device) for device in devices)
+    what = f"{', '.join(devices)} swaps into this same memory and holds {gib(size, 2)} of it"
+    return Trap("zram", "danger" if look.unified_gpu and size > GIB else "note", what, "sudo swapoff /dev/zram*")
+
+
+def thrashing(look: Look) -> Trap:
+    """Tasks wait for memory already."""
+    text = look.source.read("/proc/pressure/memory")
+    words = [word.removeprefix("avg10=") for word in (text or "").split() if word.startswith("avg10=")]
+    try:
+        share = float(words[0])
+    except (IndexError, ValueError):
+        return Trap("thrashing", "unknown", "no /proc/pressure/memory")
+    told = f"in the last 10 s some task waited for memory {share:g}% of the time (PSI)"
+    if share < WAITING:
+        return Trap("thrashing", "clear", told)
+    return Trap("thrashing", "danger", told, "end what holds the memory before anything else is started")
+
+
+def engines(look: Look) -> Trap:
+    """Another process holds device memory, or an engine runs."""
+    held, running = look.source.held(), look.source.processes()
+    others = [item for item in held if not _small(item)] if not isinstance(held, Unknown) else []
+    seen = {item.pid for item in others}
+    started = [item for item in running if item.engine and item.pid not in seen] if isinstance(running, list) else []
+    if not others and not started:
+        if isinstance(held, Unknown) and isinstance(running, Unknown):
+            return Trap("engines", "unknown", f"{held.reason}; {running.reason}")
+        return Trap("engines", "clear", "no other process holds device memory, no engine runs")
+    told = [_holds(item, running) for item in others]
+    told += [f"{item.engine} runs (pid {item.pid}); how much it holds on the device is not known" for item in started]
+    size = sum(item.size for item in others if not isinstance(item.size, Unknown))
+    danger = size > GIB or any(isinstance(item.size, Unknown) for item in others) or bool(started and look.gpus)
+    pids = " ".join(str(pid) for pid in [*(item.pid for item in others), *(item.pid for item in started)])
+    fix = f"stop it (kill {pids}, or its service), then wait until MemAvailable is back: a closed port is not enough"
+    return Trap("engines", "danger" if danger else "note", "; ".join(told), fix)
+
+
+def desktop(look: Look) -> Trap:
+    """A desktop session holds memory that a model could use."""
+    running = look.source.processes()
+    if isinstance(running, Unknown):
+        return Trap("desktop", "unknown", running.reason)
+    shown = [item for item in running if item.name in DESKTOP]
+    if not shown:
+        return Trap("desktop", "clear", "no desktop session")
+    sizes: dict[str, int] = {}
+    for item in shown:
+        sizes[item.name] = sizes.get(item.name, 0) + item.rss
+    size = sum(sizes.values())
+    most = sorted(sizes.items(), key=lambda pair: -pair[1])[:3]
+    text = f"a desktop session holds {gib(size, 2)} (resident, shared pages counted in each): " + ", ".join(
+        f"{name} {gib(rss, 2)}" for name, rss in most
+    )
+    reserve = look.machine.os_reserve if look.machine else 0
+    state = "danger" if look.unified_gpu and size > reserve else "note"
+    if not look.source.platform.startswith("linux"):
+        return Trap("desktop", "note", text)
+    return Trap("desktop", state, text, "sudo systemctl isolate multi-user.target (back: graphical.target)")
+
+
+def guard(look: Look) -> Trap:
+    """Whether something ends a process before the host hangs."""
+    if not look.unified_gpu:
+        return Trap("guard", "clear", "only where CPU and GPU share the memory")
+    running = look.source.processes()
+    if isinstance(running, Unknown):
+        return Trap("guard", "unknown", running.reason)
+    names = {item.name for item in running}
+    watching = [name for name in GUARDS if name in names]
+    if watching:
+        return Trap("guard", "clear", f"{', '.join(watching)} runs")
+    text = "no earlyoom runs: when memory ends the host can hang until its power is cut, without an OOM kill"
+    if any(name.startswith("systemd-oomd") for name in names):
+        text = "systemd-oomd runs, but it goes by cgroups, and those do not see what CUDA holds; earlyoom does not run"
+    return Trap("guard", "note", text, "sudo apt install earlyoom && sudo systemctl enable --now earlyoom")
+
+
+def utilization(look: Look) -> Trap:
+    """vLLM's default share against what this machine can give."""
+    machine, total = look.machine, value(look.total)
+    if machine is None or total is None or machine.platform not in ("cuda", "rocm"):
+        return Trap("utilization", "clear" if machine else "unknown", "no GPU that vLLM takes a share of")
+    version = DEFAULT if isinstance(look.vllm, Unknown) else value(look.vllm.version) or DEFAULT
+    try:
+        default = rules(version).utilization
+    except VersionError:
+        version, default = DEFAULT, rules(DEFAULT).utilization
+    least = value(look.available if machine.unified else look.cuda_free)
+    limits = [(total - machine.os_reserve, f"{gib(machine.os_reserve, 0)} are the operating system's")]
+    if least is not None:
+        limits.append((least, f"{gib(least, 2)} can be used now"))
+    most, why = min(limits)
+    asks = total * default // 100
+    share = min(most * 100 // total / 100, SPARK_SHARE if look.spark else 1.0)
+    text = f"vLLM {version} claims {default / 100:.2f} of {gib(total, 2)} by default: {gib(asks, 2)}; {why}"
+    if asks <= most and share >= default / 100:
+        return Trap("utilization", "clear", text)
+    if look.spark and share == SPARK_SHARE:
+        text += f"; up to {SPARK_SHARE} is known to start on a DGX Spark"
+    if share <= 0:
+        return Trap("utilization", "danger", text, "free memory first: there is none for vLLM to claim")
+    return Trap("utilization", "danger", text, f"vllm serve ... --gpu-memory-utilization {share:.2f}, or less")
+
+
+def _small(item: Held) -> bool:
+    return not isinstance(item.size, Unknown) and item.size < LITTLE
+
+
+def _holds(item: Held, running: list[Process] | Unknown) -> str:
+    known = next((one for one in running if one.pid == item.pid), None) if isinstance(running, list) else None
+    name = f"{known.engine}: {item.name}" if known is not None and known.engine else item.name
+    size = "an unknown amount" if isinstance(item.size, Unknown) else gib(item.size, 2)
+    return f"{name} (pid {item.pid}) holds {size} on the device"
+
+
+def _mm_stat(look: Look, device: str) -> int:
+    """mem_used_total of a zram device, bytes."""
+    fields = (look.source.read(f"/sys/block/{device.rpartition('/')[2]}/mm_stat") or "").split()
+    return int(fields[2]) if len(fields) > 2 and fields[2].isdecimal() else 0
+
+
+def _reason(reading: object) -> str:
+    return reading.reason if isinstance(reading, Unknown) else "not known"
+
+
+#: The most urgent first.
+TRAPS: tuple[Callable[[Look], Trap], ...] = (thrashing, engines, page_cache, utilization, swap, zram, desktop, guard)
