@@ -6,6 +6,7 @@ import base64
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,7 @@ def missing() -> str:
         return "no browser: install chromium"
     if not shutil.which("chromedriver"):
         return "no chromedriver: install chromium-driver"
-    try:
-        import selenium  # noqa: F401
-    except ImportError:
-        return "no selenium: pip install selenium"
-    return ""
+    return "" if find_spec("selenium") else "no selenium: pip install selenium"
 
 
 @contextmanager

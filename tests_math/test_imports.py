@@ -46,6 +46,15 @@ def test_imports_run_one_way(path: Path) -> None:
     assert not backwards, f"{path.name} (tier {TIER[own]}) imports {backwards} from a later tier"
 
 
+def test_the_drawing_is_the_rule() -> None:
+    """docs/structure.md shows the tiers that are held here, in their order."""
+    text = (PACKAGE.parent / "docs" / "structure.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- tiers -->")[2].splitlines()
+    rows = [line.split("|")[1] for line in table if "|" in line]
+    drawn = tuple(tuple(row.split("`")[1::2]) for row in rows)
+    assert drawn[2 : 2 + len(TIERS)] == TIERS
+
+
 def test_import_stays_light() -> None:
     """The arithmetic leaves torch, transformers, vllm, numpy and yaml alone."""
     modules = "membudget, membudget.ledger, membudget.model, membudget.formats, membudget.machines, membudget.cli"

@@ -345,9 +345,3 @@ def _attention_free(
         error=None,
         why=tuple(why),
     )
-
-
-def naive_tokens(pool: Pool, request: PoolRequest) -> int:
-    """What the textbook says the same bytes hold: available / (bytes a token of all attention layers)."""
-    per_token = sum(each.layers * (each.page_size // each.block_size) for each in pool.groups if each.kind != "mamba")
-    return pool.available // per_token if per_token else 0
