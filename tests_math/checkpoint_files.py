@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from membudget.checkpoint import CheckpointError, read_path
 from membudget.formats.ggml import TYPES
 from membudget.formats.gguf_names import named
 from membudget.model import Model
@@ -216,3 +220,15 @@ def gguf_keys(model: Model) -> dict[str, Any]:
 def write_model(path: Path, model: Model, kind: str = "F16", *, split: int = 0) -> Path:
     """A whole model as a GGUF file, by the converter's rules."""
     return write_gguf(path, ARCHITECTURES[model.model_type], gguf_keys(model), gguf_tensors(model, kind), split=split)
+
+
+def is_refused(path: Path, message: str) -> None:
+    """Reading ends in one CheckpointError that names the file, within 20 MiB of memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            read_path(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
