@@ -32,6 +32,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("formats", "formats", "weight formats and KV cache dtypes"),
     ("models", "models", "models whose config.json ships with membudget"),
     ("schema", "schema", "the JSON Schema of a budget file, for editors"),
+    ("completion", "completion", "completion for bash, zsh and fish"),
     ("fetch", "fetch", "save a model's config.json from the hub"),
     ("pool", "pool", "vLLM's KV cache pool, to the block"),
     ("oracle", "oracle", "ask the installed vLLM for its own pool"),

@@ -104,6 +104,7 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "models": {"models": "hub ids", "refused": "shipped configs that membudget refuses to predict, each with why"},
     "schema": {"(all)": "the JSON Schema itself"},
+    "completion": {"shell, script": "the script to evaluate"},
     "fetch": {"fetched": "`model`, `files`, `source`, `params`, `checkpoint`, `total_size`, `note`"},
     "pool": {
         "model, source": "as in `plan`",

@@ -43,6 +43,8 @@ def tiers(look: Look) -> list[Tier]:
     found = []
     for name, proves, command in TIERS:
         why, fix = _vllm(look) if name == "vllm" else _marker(look, name)
+        if name == "vllm" and not why and not look.source.environment().get(VLLM):
+            command += f" --vllm={getattr(look.vllm, 'python', None)}"
         found.append(Tier(name, proves, command, why, fix))
     return found
 
