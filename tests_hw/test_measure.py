@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import pytest
 
 from membudget.budget import Budget
+from membudget.engines import activations
 from membudget.probe import guard, system
 from membudget.probe.comparison import Comparison
-from membudget.probe.measure import WORKER, Settings, config_of, limits, measure, refused, run_step, two_at_once
+from membudget.probe.measure import WORKER, Settings, config_of, limits, measure
 from membudget.probe.plan import plan
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal
@@ -72,46 +72,44 @@ def test_weights_of_a_checkpoint(llama: Budget, tmp_path: Path) -> None:
     assert rows["loading_peak"].measured <= rows["weights"].measured * 1.1
 
 
-def test_second_of_two_is_refused(llama: Budget) -> None:
-    """While one process holds its claim, a second that fitted alone is refused, as predicted, with both numbers."""
-    claim, held = 256 * MIB, threading.Event()
-    pids: list[int] = []
+def test_the_trace_decides_before_anything_is_loaded(tmp_path: Path) -> None:
+    """MLA's scores are not in the closed form: what it would start, the trace in the worker refuses; a little more is enough.
 
-    def hear(stage: dict[str, Any]) -> None:
-        if stage["stage"] == "start":
-            pids.append(stage["pid"])
-        if stage["stage"] == "claimed":
-            held.set()
+    Available is between what the closed form needs and what the trace found: the weights are not even loaded.
+    """
+    budget = rehearsal("deepseek")[0]
+    made = plan(budget, "cpu")
+    settings = Settings(lock=str(tmp_path / "lock"))
+    rows = {row.name: row for row in measure(made, settings, ["activations"]).rows}
+    traced = max(rows["prefill_last"].predicted, rows["prefill_every"].predicted)
+    every = activations.prefill(budget.model, budget.ctx, logits="every").bytes
+    closed = rows["kv_cache"].predicted // 3 if "kv_cache" in rows else 0
+    assert traced > every + closed
+    beside = limits(made, settings).reserve
 
-    step = {"do": "claim", "bytes": claim, "seconds": 120}
-    first = threading.Thread(
-        target=run_step, args=(step, config_of(llama), "bf16", CALM, Settings(report=hear)), daemon=True
-    )
-    # A machine of fixed size with nobody else on it: what this very process really holds is missing from it.
-    size, base = 4 * GIB, []
+    def offered(room: int) -> Comparison:
+        answers = iter([made.weights + room + beside])  # the first answer is the worker's own, before it loads
+        available = lambda: next(answers, 8 * GIB)  # noqa: E731
+        return measure(made, settings._replace(available=available), ["activations"])
 
-    def available() -> int:
-        return size - max(0, _rss(pids[0]) - base[0]) if base else size
+    refusal = offered((every + traced) // 2)
+    assert refusal.status == "refused"
+    assert "the activations lines, traced" in refusal.why
+    assert "is available" in refusal.why
+    assert all(row.measured is None for row in refusal.rows if row.name in ("prefill_last", "prefill_every"))
+    assert offered(traced + MIB).status == "done"
 
-    second = plan(llama, "cpu")
-    settings = Settings(floor=size - limits(second).peak - claim // 2, available=available)
-    assert refused(second, settings) is None
-    need, reserve = limits(second, settings).peak, limits(second, settings).reserve
-    assert two_at_once(claim, need, reserve, size) == "second"
-    first.start()
-    try:
-        assert _wait(lambda: bool(pids), 60)
-        base.append(0)
-        assert _wait(held.is_set, 120)
-        reason = refused(second, settings)
-        assert reason is not None
-        assert "predicted peak" in reason
-        assert "is available" in reason
-    finally:
-        if pids:
-            os.kill(pids[0], signal.SIGKILL)
-        first.join(timeout=30)
-    assert not first.is_alive()
+
+@pytest.mark.parametrize("budget", rehearsal(), ids=lambda budget: budget.id)
+def test_bound_without_a_trace_is_above_it(budget: Budget) -> None:
+    """Where no trace can be made an upper bound decides: for every family it is above what the trace finds."""
+    made = plan(budget, "cpu")
+    traces = [step for step in made.steps if step["do"] in ("trace", "trace_served")]
+    request = {"config": config_of(budget), "dtype": "bf16", "device": "cpu", "steps": traces}
+    found = _figures(guard.run([sys.executable, *WORKER], request, CALM))
+    for moment in made.moments:
+        if moment.trace:
+            assert moment.held + moment.temporary >= found[moment.trace]["peak"], moment
 
 
 def test_worker_ends_with_its_parent(llama: Budget) -> None:
@@ -161,14 +159,6 @@ def test_lost_measurement_keeps_what_it_found(llama: Budget) -> None:
     assert rows["weights"].verdict == "ok"
     assert rows["static_cache"].verdict == "not measured"
     assert "mem_available" in found.detail
-
-
-def _rss(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def _wait(done: Any, seconds: float) -> bool:

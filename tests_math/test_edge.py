@@ -1,4 +1,4 @@
-"""The search for the edge, the comparison of lines, and who fails of two: no machine needed."""
+"""The search for the edge and the comparison of lines: no machine needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from membudget.probe.comparison import Comparison, Row, judged
 from membudget.probe.edge import find_edge
-from membudget.probe.measure import two_at_once
 from membudget.report.worksheet import headline, lines, markdown
 from membudget.tolerance import parse
 from membudget.units import GIB, MIB
@@ -38,15 +37,6 @@ def test_edge_needs_a_range() -> None:
     """A search among nothing is an error."""
     with pytest.raises(ValueError, match="most is 0"):
         find_edge(lambda _: True, 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "failing"), [(20, 20, "none"), (60, 60, "second"), (115, 10, "first"), (50, 59, "second")]
-)
-def test_who_fails_of_two(first: int, second: int, failing: str) -> None:
-    """On a Spark with 115.65 GiB available and 12 GiB kept back: what the first holds is not there for the second."""
-    available = int(115.65 * GIB)
-    assert two_at_once(first * GIB, second * GIB, 12 * GIB, available) == failing
 
 
 def test_a_lines_verdict() -> None:

@@ -16,10 +16,11 @@ import pytest
 
 from membudget.budget import Budget
 from membudget.budget_file import load
+from membudget.engines import activations
 from membudget.probe import guard
 from membudget.probe.comparison import Comparison, Row
 from membudget.probe.measure import Settings, limits, measure, refused
-from membudget.probe.plan import CannotMeasure, plan
+from membudget.probe.plan import EDGE_PARTS, CannotMeasure, plan
 from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
 
@@ -43,6 +44,12 @@ def _budgets(name: str) -> list[Budget]:
 def llama() -> Budget:
     """Eight users at 8Ki on a Spark."""
     return next(item for item in _budgets("llama-3.1-8b-bf16") if item.ctx == 8192)
+
+
+def edge(users: int, peak: int, **more: Any) -> dict[str, Any]:
+    """What a worker finds at the edge; 200 MiB are reserved beside what is allocated at the peak."""
+    found = {"users": users, "tried": [], "capped": False, "peak": peak, "weights": WEIGHTS + 512}
+    return {**found, "peak_reserved": peak + 200 * MIB, "cache": users * 8184 * TOKEN, **more}
 
 
 class Spark:
@@ -69,6 +76,8 @@ class Spark:
         kept = WEIGHTS + 512
         if name == "context":
             return {"bytes": CONTEXT}
+        if name == "second_context":
+            return {"alone": CONTEXT, "first": CONTEXT, "second": CONTEXT + MIB, "source": "NVML"}
         if name == "weights":
             sizes = {"bytes": kept + 3 * MIB, "peak": kept + 5 * MIB, "parameters": WEIGHTS, "buffers": 512}
             return {**sizes, "named_buffers": {"inv_freq": 256}, "wide": [], "strays": [], "kept_wide": {}}
@@ -84,9 +93,9 @@ class Spark:
             size = step["batch"] * step["length"] * TOKEN
             return {"first": size, "last": size, "storages": size, "counters": 0}
         if name == "edge":
-            return {"users": step["near"], "tried": [], "capped": False, "peak": 39 * GIB, "weights": kept}
+            return edge(step["near"], 39 * GIB)
         if name == "trace_edge":
-            return {"users": step["near"], "peaks": {}, "tried": []}
+            return {"users": step["near"], "peaks": {}, "caches": {}, "tried": [], "weights": kept}
         if name.startswith("trace"):
             return {"peak": 2_051_080_192, "cache": 2**30, "buffers": 512, "live": []}
         if name.startswith("steps"):
@@ -181,8 +190,8 @@ def test_more_users_than_predicted_is_suspicious(
     llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Twice the predicted users under the same ceiling: is the cache quantized?"""
-    edge = {"users": 40, "tried": [[40, True], [41, False]], "capped": False, "peak": 39 * GIB, "weights": WEIGHTS}
-    comparison = _measured(llama, monkeypatch, tmp_path, Spark(edge=edge))
+    more = edge(40, 39 * GIB, tried=[[40, True], [41, False]])
+    comparison = _measured(llama, monkeypatch, tmp_path, Spark(edge=more))
     row = _row(comparison, "max_users")
     assert row.verdict == "over"
     assert "more than predicted is suspicious" in row.note
@@ -194,7 +203,92 @@ def test_starts_on_an_idle_spark_only(llama: Budget) -> None:
     assert limits(made).floor == 12 * GIB
     assert refused(made, Settings(available=lambda: IDLE)) is None
     reason = refused(made, Settings(available=lambda: 40 * GIB))
-    assert reason == "needs 53.00 GiB (41.00 GiB predicted peak + 12.00 GiB reserve), 40.00 GiB is available"
+    assert reason == (
+        "needs 53.00 GiB (41.00 GiB predicted peak + 12.00 GiB reserve), 40.00 GiB is available; "
+        "the peak is of the break lines, up to their ceiling"
+    )
+
+
+#: Qwen3-30B-A3B at 8,192 tokens: one forward of transformers 5.24 on fake tensors, the cache included, weights not.
+MIXTURE_PEAK, MIXTURE_WEIGHTS = 2_022_245_376, 61_064_245_248
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Budget:
+    """A mixture in bf16 on a Spark, one user at 8Ki."""
+    words = {"model": "Qwen/Qwen3-30B-A3B", "format": "bf16", "kv_cache_dtype": "bf16", "ctx": 8192, "users": 1}
+    file = tmp_path / "mixture.yaml"
+    text = "\n".join(f"{name}: {value}" for name, value in {**words, "machine": "dgx-spark"}.items())
+    file.write_text(text + "\n", encoding="utf-8")
+    (found,) = load([file])
+    assert not found.problems, found.error
+    return found.budgets[0]
+
+
+def test_the_trace_refuses_what_the_closed_form_lets_start(
+    mixture: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mixture's temporaries are 2.8 times the closed form: what the formula would start is refused, untraced too."""
+    made = plan(mixture, "cuda")
+    form = activations.prefill(mixture.model, 8192, width=2).bytes
+    cache = 8192 * 98_304  # 48 layers x 2 x 4 heads x 128 x 2 bytes
+    closed = MIXTURE_WEIGHTS + cache + form
+    assert made.weights == MIXTURE_WEIGHTS
+    available = closed + GIB + 12 * GIB + 256 * MIB
+    assert guard.refusal(guard.Limits(closed + GIB, 12 * GIB, 12 * GIB, 1.0), available) is None
+
+    traced = {"peak": MIXTURE_PEAK, "weights": MIXTURE_WEIGHTS, "buffers": 512}
+    spark = Spark(trace_growth=traced)
+    monkeypatch.setattr(guard, "run", _guarded(spark))
+    settings = Settings(lock=str(tmp_path / "lock"), available=lambda: available)
+    comparison = measure(made, settings, ["growth"])
+    assert comparison.status == "refused"
+    assert "the growth lines, traced: 1.88 GiB over the weights" in comparison.why
+    assert [request["steps"][0]["do"] for request in spark.requests] == ["trace_served"]  # nothing else was started
+
+    roomy = settings._replace(available=lambda: available + GIB)
+    assert measure(made, roomy, ["growth"]).status == "done"
+    # without a trace (its class is not in this transformers) an upper bound decides, and it is above the trace
+    untraced = made.only(["growth"])
+    assert untraced.peak > MIXTURE_WEIGHTS + MIXTURE_PEAK
+    assert "not traced: an upper bound" in str(refused(untraced, settings))
+
+
+def _guarded(spark: Spark) -> Any:
+    """The stand-in behind the guard's own refusal."""
+
+    def run(command: Sequence[str], request: Mapping[str, Any], allowed: guard.Limits, **more: Any) -> guard.Outcome:
+        reason = guard.refusal(allowed, more["available"]())
+        if reason is not None:
+            return guard.Outcome("refused", f"not started: {reason}", None, (), "", None, 0.0, None)
+        return spark(command, request, allowed, **more)
+
+    return run
+
+
+def test_the_gap_at_the_edge_is_told_by_line(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two users fewer than predicted: the prefill's workspace, then fragmentation, with their sizes; all adds up."""
+    made = plan(llama, "cuda")
+    users = next(step["near"] for step in made.steps if step["do"] == "edge")
+    fewer, kept = users - 2, WEIGHTS + 512
+    traced = 38 * GIB - kept  # with `fewer` users
+    trace = {
+        "users": users,
+        "peaks": {str(fewer): traced},
+        "caches": {str(fewer): fewer * 8184 * TOKEN},
+        "weights": kept,
+        "tried": [],
+    }
+    found = edge(fewer, 38 * GIB + 700 * MIB, tried=[[users, False], [fewer, True]])
+    comparison = _measured(llama, monkeypatch, tmp_path, Spark(edge=found, trace_edge=trace))
+    row = _row(comparison, "max_users")
+    assert row.verdict == "under"
+    assert "2 below the prediction: the prefill spike 700.00 MiB more than on fake tensors, fragmentation 200.00 MiB" in (
+        row.note
+    )
+    parts = {name: _row(comparison, name).measured for name in EDGE_PARTS}
+    assert sum(parts.values()) + kept == 40 * GIB
+    assert _row(comparison, "edge_spike").off == 700 * MIB
 
 
 def test_falling_memory_kills_in_time() -> None:

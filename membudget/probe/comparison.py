@@ -16,6 +16,7 @@ class Row(NamedTuple):
     allowed: by how much they may differ; None: the line is recorded, not judged.
     holds: None where it was not judged.  why: where the prediction comes from.
     note: what the measurement itself says: a suspect by name, why it is missing.
+    samples: what the measured figure was made from, one object each: sizes at some tokens, steps or users.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Row(NamedTuple):
     holds: bool | None = None
     why: str = ""
     note: str = ""
+    samples: tuple[dict[str, int | None], ...] = ()
 
     @property
     def off(self) -> int | None:
@@ -52,7 +54,7 @@ class Row(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The line as a record keeps it."""
         return {
-            **self._asdict(),
+            **{name: value for name, value in self._asdict().items() if name != "samples" or value},
             "allowed": None if self.allowed is None else str(self.allowed),
             "off": self.off,
             "verdict": self.verdict,

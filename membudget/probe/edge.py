@@ -18,6 +18,14 @@ class Edge(NamedTuple):
     capped: bool
 
 
+class Looking(NamedTuple):
+    """A try that begins.  low: the most that worked so far, 0 for none.  high: the least that did not, None so far."""
+
+    number: int
+    low: int
+    high: int | None
+
+
 def informed(step: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The step of an edge, begun where the trace saw it, if it did; any other step as it is."""
     users = found.get("trace_edge", {}).get("users")
@@ -26,22 +34,27 @@ def informed(step: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) ->
     return {**step, "near": max(users, 1), "most": max(step["most"], 2 * users + 8)}
 
 
-def find_edge(fits: Callable[[int], bool], near: int = 1, most: int = 2**20) -> Edge:
+def find_edge(
+    fits: Callable[[int], bool], near: int = 1, most: int = 2**20, tell: Callable[[Looking], None] | None = None
+) -> Edge:
     """Search [1, most] for the last number that fits, given that what fits more fits less.
 
+    tell: called before each try, for a progress bar.
     near: where to begin, a prediction; it is tried first, and then in doubling steps from there.
     A prediction that is right costs two tries.
     """
     if most < 1:
         raise ValueError(f"most is {most}; allowed is a whole number >= 1")
     tried: list[tuple[int, bool]] = []
+    low, high = 0, most + 1  # low fits (0 always does), high does not or is out of bounds
 
     def ask(number: int) -> bool:
+        if tell is not None:
+            tell(Looking(number, low, high if high <= most else None))
         worked = fits(number)
         tried.append((number, worked))
         return worked
 
-    low, high = 0, most + 1  # low fits (0 always does), high does not or is out of bounds
     guess, step = min(max(near, 1), most), 1
     if ask(guess):
         low = guess

@@ -104,11 +104,12 @@ def run(
     available: Callable[[], int | None] = system.available,
     report: Callable[[dict[str, Any]], None] | None = None,
     environment: Mapping[str, str] | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Run `command` in its own process group; `request` is its standard input, one JSON line.
 
     The child writes JSON objects, one a line: {"stage": ...} as it goes and {"result": ...}
-    last.  `report` is called with every stage.  Never raises for what the child does, and
+    last.  `report` is called with every stage.  Once `until` says so the child is ended.  Never raises for what the child does, and
     never returns while a process of its tree is alive.
     """
     said_no = refusal(limits, available())
@@ -126,7 +127,7 @@ def run(
     ears, tree = _Ears(child, report), _Tree(child)
     try:
         _ask(child, request)
-        ended, lowest = _watch(tree, limits, available, start)
+        ended, lowest = _watch(tree, limits, available, start, until)
     finally:
         tree.end(grace=0.0)
         ears.close()
@@ -232,7 +233,13 @@ class _Tree:
                 self.child.stdin.close()
 
 
-def _watch(tree: _Tree, limits: Limits, available: Callable[[], int | None], start: float) -> tuple[str, int | None]:
+def _watch(
+    tree: _Tree,
+    limits: Limits,
+    available: Callable[[], int | None],
+    start: float,
+    until: Callable[[], bool] | None = None,
+) -> tuple[str, int | None]:
     """Wait for the end; the reason for it and the least memory seen."""
     lowest: int | None = None
     while True:
@@ -245,6 +252,9 @@ def _watch(tree: _Tree, limits: Limits, available: Callable[[], int | None], sta
         if time.monotonic() - start > limits.seconds:
             tree.end(GRACE_SECONDS, limits.floor, available)
             return "time", lowest
+        if until is not None and until():
+            tree.end(grace=0.0)
+            return "asked", lowest
         tree.look()
         with contextlib.suppress(subprocess.TimeoutExpired):
             tree.child.wait(timeout=POLL_SECONDS)
@@ -265,6 +275,8 @@ def _outcome(
         status, why = "killed", f"killed at {where!r}: available memory could no longer be read"
     elif ended == "time":
         status, why = "timeout", f"ended at {where!r}: past its limit of {limits.seconds:g} s"
+    elif ended == "asked":
+        status, why = "done", "ended when it was asked to"
     elif code == 0 and ears.result is not None:
         status, why = "done", "done"
     else:

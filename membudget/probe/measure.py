@@ -61,11 +61,19 @@ def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
 
 
 def refused(plan: Plan, settings: Settings | None = None) -> str | None:
-    """Why this plan must not start now, with both numbers; None where it may."""
+    """Why this plan must not start now, with both numbers and what the peak is of; None where it may.
+
+    A plan that was not traced is held to an upper bound: the trace that is made first may say less.
+    """
     settings = settings or Settings()
     if plan.device == "cuda" and not plan.budget.machine.unified:
         return _refused_on_card(plan)
-    return guard.refusal(limits(plan, settings), settings.available())
+    return because(guard.refusal(limits(plan, settings), settings.available()), plan.peak_why)
+
+
+def because(reason: str | None, why: str) -> str | None:
+    """A refusal with what its peak is of."""
+    return f"{reason}; the peak is of {why}" if reason and why else reason
 
 
 def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] | None = None) -> Comparison:
@@ -84,6 +92,7 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
             found.update(_found(outcome))
             if outcome.status == "refused":
                 break
+            kept = kept.traced(found)  # what comes next is loaded for real
     return _compared(kept, found, ended)
 
 
@@ -98,14 +107,14 @@ class Job(NamedTuple):
 def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[Comparison]:
     """Several plans for the CPU, one after the other, each in a process forked from one that has loaded torch."""
     settings = settings or Settings()
-    kept, requests = [], []
+    kept, requests, allowed = [], [], []
     for job in jobs:
         if job.plan.device != "cpu":
             raise ValueError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
         plan, chosen = _chosen(job.plan, job.steps)
         kept.append(plan)
         requests.append(_request(plan, chosen, settings._replace(hook=job.hook or settings.hook), plan.ceiling))
-    allowed = [limits(plan, settings) for plan in kept]
+        allowed.append(_first(plan, chosen, limits(plan, settings)))
     most = guard.Limits(
         max(item.peak for item in allowed),
         max(item.reserve for item in allowed),
@@ -127,6 +136,7 @@ def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[C
         if outcome.status == "done" and codes[number] != 0:
             why = f"crashed at {own.last_stage!r}: exit code {codes[number]}"
             own = own._replace(status="crashed", why=why)
+        own = _refusal_of(own)
         seconds = sum(float(stage.get("seconds", 0)) for stage in own.stages)
         done.append(_compared(plan, _found(own), [own._replace(seconds=seconds)]))
     return done
@@ -136,7 +146,20 @@ def _chosen(plan: Plan, steps: Iterable[str] | None) -> tuple[Plan, list[dict[st
     """The plan with only the lines of some measurements, and the steps for them."""
     wanted = None if steps is None else set(steps)
     chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
-    return plan._replace(rows=tuple(row for row in plan.rows if wanted is None or row.group in wanted)), chosen
+    return (plan if wanted is None else plan.only(wanted)), chosen
+
+
+def _first(plan: Plan, steps: Sequence[Mapping[str, Any]], allowed: guard.Limits) -> guard.Limits:
+    """What a process needs to start that traces before it loads anything, and then looks again (`_request`)."""
+    if any(step["do"].startswith("trace") for step in steps):
+        return allowed._replace(peak=min(allowed.peak, plan.weights + PROCESS))
+    return allowed
+
+
+def _refusal_of(outcome: guard.Outcome) -> guard.Outcome:
+    """A worker that traced and then did not load anything was refused."""
+    why = next((stage["refused"] for stage in outcome.stages if "refused" in stage), None)
+    return outcome if why is None else outcome._replace(status="refused", why=f"not started: {why}")
 
 
 def run_step(
@@ -153,16 +176,6 @@ def run_step(
     request = {"config": dict(config), "dtype": dtype, "device": device, "ceiling": ceiling, "steps": [dict(step)]}
     command = [settings.python, *WORKER]
     return guard.run(command, request, allowed, available=settings.available, report=settings.report)
-
-
-def two_at_once(first: int, second: int, reserve: int, available: int) -> str:
-    """Which of two claims fails: ``none``, ``first`` or ``second``.  Sizes in bytes.
-
-    The second one is asked while the first holds what it claimed.
-    """
-    if first + reserve > available:
-        return "first"
-    return "second" if second + reserve > available - first else "none"
 
 
 def config_of(budget: Budget) -> dict[str, Any]:
@@ -187,12 +200,14 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
     allowed = limits(plan, settings)
     if fake:
         allowed = allowed._replace(peak=PROCESS)
+    elif plan.device == "cpu":
+        allowed = _first(plan, steps, allowed)
     elif plan.device == "cuda" and not plan.budget.machine.unified:
         why = _refused_on_card(plan)
         if why is not None:
             return guard.Outcome("refused", f"not started: {why}", None, (), "", None, 0.0, None)
         allowed = allowed._replace(peak=2 * PROCESS)  # of the host's memory
-    return guard.run(
+    outcome = guard.run(
         [settings.python, *WORKER],
         request,
         allowed,
@@ -200,10 +215,18 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
         report=settings.report,
         environment={**os.environ, **environment} if environment else None,
     )
+    if outcome.status == "refused":
+        return outcome._replace(why=because(outcome.why, "" if fake else plan.peak_why) or "")
+    return _refusal_of(outcome)
 
 
 def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceiling: int) -> dict[str, Any]:
+    allowed = limits(plan, settings)
+    start = {"weights": plan.weights, "moments": plan.moments, "beside": max(allowed.reserve, allowed.floor)}
+    if settings.available is not system.available:
+        start["available"] = settings.available()
     return {
+        "start": start,
         "config": config_of(plan.budget),
         "dtype": plan.dtype,
         "device": plan.device,
@@ -214,22 +237,33 @@ def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceilin
     }
 
 
-def _refused_on_card(plan: Plan) -> str | None:
-    """Whether a card with memory of its own has room, by what its driver says is free."""
+def available_on(machine: Machine) -> Callable[[], int | None]:
+    """What can still be used on a machine's device: MemAvailable where it shares the memory, else the card's free."""
+    return system.available if machine.unified or machine.platform != "cuda" else free_on_card
+
+
+def free_on_card() -> int | None:
+    """Bytes that are free on the first card, by nvidia-smi; None where it does not say."""
     import subprocess
 
     ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False)
-        free = int(done.stdout.split()[0]) * 2**20 if done.returncode == 0 else None
+        return int(done.stdout.split()[0]) * 2**20 if done.returncode == 0 else None
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        free = None
+        return None
+
+
+def _refused_on_card(plan: Plan) -> str | None:
+    """Whether a card with memory of its own has room, by what its driver says is free."""
+    free = free_on_card()
     if free is None:
         return "nvidia-smi does not say how much memory is free, so nothing is loaded"
     need = plan.peak + PROCESS
     if need <= free:
         return None
-    return f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
+    said = f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
+    return because(said, plan.peak_why)
 
 
 def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:
@@ -270,4 +304,6 @@ def _group(step: Mapping[str, Any]) -> str:
         return "break"
     if name.startswith("prefill"):
         return "activations"
+    if name.endswith("context"):
+        return "context"
     return "fragmentation" if name.startswith("steps_") else name

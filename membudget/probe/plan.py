@@ -5,12 +5,14 @@ Nothing is loaded here.  A `Plan` is what `--dry-run` prints.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from membudget.budget import Budget
 from membudget.engines import activations
 from membudget.engines.transformers import cache_bytes
 from membudget.probe.comparison import Row
+from membudget.probe.need import Moment, Need, bound, needed
 from membudget.schema import measure_defaults
 from membudget.tolerance import EXACT, Tolerance
 from membudget.units import GIB, MIB, short
@@ -32,6 +34,15 @@ WORKSPACES = 64 * MIB
 EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
 
 
+#: What the memory at the edge is made of, in the order in which it adds up to the ceiling.
+EDGE_PARTS = {
+    "edge_cache": "what the most users' caches hold when the prompt is in",
+    "edge_spike": "the prefill beside them: the peak less weights, buffers and cache",
+    "edge_fragmentation": "reserved by the allocator at the peak, and not allocated",
+    "edge_unused": "of the ceiling: too little for one more user",
+}
+
+
 class CannotMeasure(ValueError):
     """This budget cannot be measured here: says why, and what could be."""
 
@@ -40,8 +51,9 @@ class Plan(NamedTuple):
     """One measurement of one budget.
 
     device: cpu, cuda or mps.  steps: what the worker is asked to do, in order.
-    rows: the predictions.  peak: the most bytes that all of it is predicted to take at once.
-    ceiling: our own, under which breakages run.  dtype: of weights and cache.
+    rows: the predictions.  peak: the most bytes that all of it takes at once: an upper bound, and what
+    the trace says once there is one (`traced`).  peak_why: what says so.  moments: what `peak` is the most of.
+    ceiling: our own, under which breakages run.  dtype: of weights and cache.  weights: as predicted.
     """
 
     budget: Budget
@@ -51,11 +63,26 @@ class Plan(NamedTuple):
     rows: tuple[Row, ...]
     peak: int
     ceiling: int
+    peak_why: str = ""
+    moments: tuple[Moment, ...] = ()
+    weights: int = 0
+
+    def traced(self, found: Mapping[str, Mapping[str, Any]]) -> Plan:
+        """The same plan with the peak that the trace says; `found`: figures by step."""
+        need = needed(self.weights, self.moments, found)
+        return self._replace(peak=need.bytes, peak_why=need.why)
+
+    def only(self, groups: Iterable[str]) -> Plan:
+        """The plan of some groups of lines: their lines, and the most that they take."""
+        wanted = set(groups)
+        rows = tuple(row for row in self.rows if row.group in wanted)
+        return self._replace(rows=rows, moments=tuple(m for m in self.moments if m.group in wanted)).traced({})
 
     def text(self) -> str:
         """What would be loaded and run, for people."""
         lines = [f"{self.budget.id}: {self.budget.model.name}, {self.dtype}, on {self.device}"]
         lines.append(f"  would take at most {short(self.peak)}; breakages stop at {short(self.ceiling)}")
+        lines.append(f"  the most is of {self.peak_why}")
         lines += [f"  {step.get('name', step['do'])}: {_describe(step)}" for step in self.steps]
         lines.append("  predicted")
         for row in self.rows:
@@ -65,9 +92,10 @@ class Plan(NamedTuple):
         return "\n".join(lines)
 
 
-def plan(budget: Budget, device: str) -> Plan:
+def plan(budget: Budget, device: str, chunk: int = 0) -> Plan:
     """The measurement of a budget on a device.
 
+    chunk: tokens of each prompt that the edge prefills at a time; 0: all at once.
     Raises `CannotMeasure` for a format or KV dtype that transformers does not hold.
     """
     dtype = budget.format.name
@@ -82,7 +110,7 @@ def plan(budget: Budget, device: str) -> Plan:
         )
     if budget.model.unknown:
         raise CannotMeasure(f"{budget.model.name} has parts that are not counted: {', '.join(budget.model.unknown)}")
-    maker = _Maker(budget, device)
+    maker = _Maker(budget, device, chunk)
     maker.loading()
     maker.growth()
     maker.static()
@@ -115,21 +143,30 @@ def tolerance(budget: Budget, name: str, device: str) -> Tolerance:
 class _Maker:
     """Collects steps, predictions and the largest moment."""
 
-    def __init__(self, budget: Budget, device: str) -> None:
-        self.budget, self.device, self.model = budget, device, budget.model
+    def __init__(self, budget: Budget, device: str, chunk: int) -> None:
+        self.budget, self.device, self.model, self.chunk = budget, device, budget.model, chunk
         self.width = 4 if budget.format.name == "fp32" else 2
         self.weights = budget.format.weigh(budget.model).total
         self.version = transformers_version()
         self.steps: list[dict[str, Any]] = []
         self.rows: list[Row] = []
-        self.peak = self.weights
+        self.moments: list[Moment] = []
         self.ceiling = budget.ceiling or 0
         self.round_to = 512 if device == "cuda" else 1  # what CUDA's allocator hands out
 
     def made(self, dtype: str) -> Plan:
-        ceiling = self.ceiling or self.peak + GIB
+        need: Need = needed(self.weights, self.moments, {})
         return Plan(
-            self.budget, self.device, dtype, tuple(self.steps), tuple(self.rows), max(self.peak, self.ceiling), ceiling
+            self.budget,
+            self.device,
+            dtype,
+            tuple(self.steps),
+            tuple(self.rows),
+            need.bytes,
+            self.ceiling or need.bytes + GIB,
+            need.why,
+            tuple(self.moments),
+            self.weights,
         )
 
     def row(self, name: str, group: str, predicted: Any, why: str, tolerance_of: str = "", **more: Any) -> None:
@@ -141,6 +178,8 @@ class _Maker:
         if self.device == "cuda":
             self.steps.append({"do": "context"})
             self.row("cuda_context", "context", None, "the first touch of the device", "cuda_context")
+            self.steps.append({"do": "second_context"})
+            self.row("context_of_two", "context", None, "a second process has a context of its own", "activations")
         self.steps.append({"do": "weights"})
         self.row("weights", "weights", self.weights, budget.format.weigh(budget.model).why, "weights")
         self.row("buffers", "weights", None, "named tensors that are no parameters: rotary tables, router biases")
@@ -161,6 +200,8 @@ class _Maker:
         points = [[batch, length - DECODE] for length in lengths]
         chunk = max(1, budget.engine.max_num_batched_tokens // batch) if self.device != "cpu" else 0
         chunk = chunk if chunk < budget.ctx else 0
+        served = {"do": "trace_served", "name": "trace_growth", "round_to": self.round_to, "batch": batch}
+        self.steps.append({**served, "tokens": max(lengths), "decode": DECODE, "chunk": chunk})
         self.steps.append({"do": "growth", "points": points, "decode": DECODE, "chunk": chunk})
         first, last = lengths[0], lengths[-1]
         grown = self._held(last) - self._held(first)
@@ -175,8 +216,7 @@ class _Maker:
         self.row("kv_cache", "growth", self._held(last, batch), self._cache_why(batch, last), "kv_cache")
         freed = "kv_cache" if self.device == "cpu" else "weights"
         self.row("freed", "growth", 0, "without the cache nothing but the weights is left", freed)
-        step = activations.prefill(self.model, (chunk or budget.ctx) * batch, sequences=batch, width=self.width).bytes
-        self._peak(self._held(budget.ctx, batch) + step)
+        self._moment("growth", "trace_growth", budget.ctx, batch, step=chunk or budget.ctx)
 
     def static(self) -> None:
         batch, length = min(self.budget.users, GROWTH_USERS), self.budget.ctx
@@ -189,6 +229,7 @@ class _Maker:
             "kv_cache",
         )
         self.row("static_growth", "static", 0, "tokens do not make a StaticCache larger", "kv_cache")
+        self._moment("static", "", length, batch, step=4, kind="static")
 
     def prefills(self) -> None:
         tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
@@ -198,7 +239,7 @@ class _Maker:
             form = activations.prefill(self.model, tokens, logits=logits, width=self.width)
             self.row(name, "activations", None, f"the same forward on fake tensors, {tokens:,} tokens", "activations")
             self.row(f"{name}_closed_form", "activations", form.bytes, form.why)
-            self._peak(self._held(tokens) + form.bytes)
+            self._moment("activations", f"trace_{name}", tokens, 1, logits=logits)
         size = activations.logits_bytes(self.model, tokens, self.width)
         vocab = size // (tokens * self.width)
         self.row(
@@ -220,7 +261,8 @@ class _Maker:
             )
             self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit="word")
             self.row(f"{name}.peak", "break", None, "the same forward on fake tensors", "activations")
-            self._peak(min(self._held(ctx, users) + form.bytes, max(self.ceiling - self.weights, 0)))
+            room = max(self.ceiling - self.weights, 0)
+            self._moment("break", f"trace_{name}", ctx, users, attention=attention, logits=logits, room=room)
 
     def fragmentation(self) -> None:
         cpu = self.device == "cpu"
@@ -239,7 +281,8 @@ class _Maker:
             self.row(f"fragmentation_{kind}", "fragmentation", None, why, "fragmentation")
         size = self._held(steps, batch)
         self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
-        self._peak(2 * size + activations.decode(self.model, batch, self.width).bytes)
+        # a step copies what a layer holds; the allocator may keep as much again in pieces
+        self._moment("fragmentation", "", steps, batch, step=1, twice=True)
 
     def edge(self) -> None:
         tokens = self.budget.ctx
@@ -248,23 +291,28 @@ class _Maker:
         most = 0
         while most < 2**14 and self._edge_bytes(most + 1, tokens) <= self.ceiling:
             most += 1
-        search = {"tokens": tokens, "decode": EDGE_DECODE, "near": max(most, 1), "most": 8 * most + 64}
+        chunk = self.chunk if self.chunk < tokens - EDGE_DECODE else 0
+        search = {"tokens": tokens, "decode": EDGE_DECODE, "chunk": chunk, "near": max(most, 1), "most": 8 * most + 64}
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
         self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
         why = (
             f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} "
-            f"+ one prefill of all: {short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
+            f"+ one prefill of {f'{chunk:,} tokens of ' if chunk else ''}all: {short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
         )
         self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
         self.row("max_users_closed_form", "edge", most, why, unit="count")
-        self._peak(self.ceiling - self.weights)
+        for name, why in EDGE_PARTS.items():
+            self.row(name, "edge", None, why)
+        room = max(self.ceiling - self.weights, 0)
+        self.moments.append(Moment("edge", "", room, 0, room))
 
     def _edge_bytes(self, users: int, tokens: int) -> int:
         if not users:
             return self.weights
         tokens -= EDGE_DECODE  # the prompt: its prefill is the peak
-        step = activations.prefill(self.model, users * tokens, sequences=users, width=self.width).bytes
-        return self.weights + self._held(tokens, users) + step
+        step = users * min(tokens, self.chunk or tokens)
+        spike = activations.prefill(self.model, step, sequences=users, width=self.width).bytes
+        return self.weights + self._held(tokens, users) + spike
 
     def _held(self, tokens: int, batch: int = 1, kind: str = "dynamic") -> int:
         """Bytes of the cache object's storages, as the installed transformers keeps them."""
@@ -280,8 +328,28 @@ class _Maker:
         asked = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
         self.steps.append({"do": "trace", "name": f"trace_{name}", "round_to": self.round_to, **asked})
 
-    def _peak(self, over_weights: int) -> None:
-        self.peak = max(self.peak, self.weights + over_weights)
+    def _moment(
+        self,
+        group: str,
+        trace: str,
+        tokens: int,
+        batch: int,
+        *,
+        step: int = 0,
+        attention: str = "sdpa",
+        logits: str = "last",
+        kind: str = "dynamic",
+        room: int | None = None,
+        twice: bool = False,
+    ) -> None:
+        """Note what a measurement takes: `batch` sequences of `tokens`, `step` of them at a time (0: all)."""
+        at_once = (step or tokens) * batch
+        form = activations.prefill(
+            self.model, at_once, sequences=batch, attention=attention, logits=logits, width=self.width
+        )
+        most = bound(self.model, form.bytes, at_once, batch, self.width)
+        held = self._held(tokens, batch, kind) * (2 if twice else 1)
+        self.moments.append(Moment(group, trace, held, most, room))
 
     def _cache_why(self, batch: int, tokens: int) -> str:
         return f"{batch:,} sequences x {self._held(tokens):,} bytes at {tokens:,} tokens"

@@ -19,6 +19,10 @@ from membudget.probe import system
 _NOT_A_NUMBER = ("n/a", "not supported", "not_supported", "unknown error", "insufficient permissions", "unknown")
 
 
+#: NVML's "value not available": every bit set, as a 64-bit or a 32-bit driver writes it; no machine has as much.
+_ALL_ONES = 2**63
+
+
 class Unknown(NamedTuple):
     """A figure that the machine does not give, and why."""
 
@@ -48,6 +52,7 @@ FIELDS = (
     "torch_peak_reserved",
     "mps_allocated",
     "mps_driver",
+    "mps_recommended",
     "gpu_temperature",
 )
 
@@ -98,6 +103,8 @@ def number(text: object, scale: int = 1) -> Reading:
     if isinstance(text, bool) or text is None:
         return Unknown("not reported")
     if isinstance(text, int):
+        if text >= _ALL_ONES:
+            return Unknown("the driver says that it is not available")
         return text * scale if text >= 0 else Unknown(f"{text} is no amount of memory")
     word = str(text).strip().strip("[]").strip().lower()
     if not word or word in _NOT_A_NUMBER:
@@ -127,7 +134,7 @@ def snap(label: str, sources: Sources | None = None) -> Snapshot:
     """
     sources = sources or Sources()
     memory = sources.meminfo()
-    absent = Unknown("no such line in /proc/meminfo")
+    absent = Unknown("no such line in /proc/meminfo" if memory else "this system has no /proc/meminfo")
     fields: dict[str, Reading] = {
         "mem_total": memory.get("MemTotal", absent),
         "mem_available": memory.get("MemAvailable", absent),
@@ -156,11 +163,13 @@ class Sources:
     def pressure(self) -> Reading:
         """PSI: how much of the last 10 s some task waited for memory, in thousandths of a percent."""
         text = _read("/proc/pressure/memory")
-        for word in (text or "").split():
-            if word.startswith("avg10="):
-                whole, _, part = word.removeprefix("avg10=").partition(".")
+        if text is None:
+            return Unknown("no /proc/pressure/memory: this kernel does not say, or not to a container")
+        for word in text.split():
+            whole, _, part = word.removeprefix("avg10=").partition(".")
+            if word.startswith("avg10=") and whole.isdecimal() and (part or "0").isdecimal():
                 return int(whole) * 1000 + int((part + "000")[:3])
-        return Unknown("no /proc/pressure/memory")
+        return Unknown("/proc/pressure/memory has no avg10")
 
     def rss(self) -> Reading:
         """Resident bytes of this process; CUDA memory is not in it."""
@@ -170,13 +179,27 @@ class Sources:
         return Unknown("no /proc/self/status")
 
     def cgroup(self) -> Reading:
-        """memory.current of this process's cgroup; CUDA memory is not in it."""
-        for line in (_read("/proc/self/cgroup") or "").splitlines():
-            if line.startswith("0::"):
-                path = os.path.join("/sys/fs/cgroup", line[3:].strip().lstrip("/"), "memory.current")
-                text = _read(path)
-                return int(text) if text and text.strip().isdecimal() else Unknown(f"no {path}")
-        return Unknown("no cgroup v2 here")
+        """memory.current of this process's cgroup (v1: memory.usage_in_bytes); CUDA memory is not in it."""
+        text = _read("/proc/self/cgroup")
+        if text is None:
+            return Unknown("no /proc/self/cgroup")
+        tried: list[str] = []
+        for line in text.splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if number == "0" and not controllers:
+                root, name = "/sys/fs/cgroup", "memory.current"
+            elif "memory" in controllers.split(","):
+                root, name = "/sys/fs/cgroup/memory", "memory.usage_in_bytes"
+            else:
+                continue
+            # in a container the path is the host's, and the group itself is mounted as the root
+            for folder in (os.path.join(root, path.strip().lstrip("/")), root):
+                tried.append(os.path.join(folder, name))
+                found = (_read(tried[-1]) or "").strip()
+                if found.isdecimal():
+                    return int(found)
+        return Unknown(f"no {tried[0]}" if tried else "no cgroup of this process counts memory")
 
     def cuda_memory(self) -> tuple[Reading, Reading]:
         """(free, total) as the CUDA driver says; asked through torch where it holds a context, else through NVML."""
@@ -185,16 +208,25 @@ class Sources:
             return _asked(lambda: tuple(int(size) for size in cuda.mem_get_info()))
         return self._nvml(lambda nvml, device: _free_total(nvml.nvmlDeviceGetMemoryInfo(device)))
 
-    def device_process(self) -> Reading:
-        """This process's bytes on the device (NVML usedGpuMemory)."""
+    def device_processes(self) -> dict[int, Reading] | Unknown:
+        """Bytes on the device of each process, by pid (NVML usedGpuMemory: exact on GB10)."""
+        found: dict[int, Reading] = {}
 
         def used(nvml: Any, device: Any) -> tuple[Reading, Reading]:
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
-                if process.pid == os.getpid():
-                    return number(process.usedGpuMemory), 0
-            return Unknown("this process holds nothing on the device"), 0
+                found[int(process.pid)] = number(process.usedGpuMemory)
+            return 0, 0
 
-        return self._nvml(used)[0]
+        answer = self._nvml(used)[0]
+        return answer if isinstance(answer, Unknown) else found
+
+    def device_process(self) -> Reading:
+        """This process's bytes on the device."""
+        found = self.device_processes()
+        if isinstance(found, Unknown):
+            return found
+        why = "this process holds nothing on the device, or a container hides its number from the driver"
+        return found.get(os.getpid(), Unknown(why))
 
     def temperature(self) -> Reading:
         """The GPU's temperature in degrees Celsius."""
@@ -204,29 +236,40 @@ class Sources:
         """Whether CPU and GPU share the memory: the driver's integrated flag; without a GPU they do."""
         cuda = _cuda()
         if cuda is not None:
-            return bool(getattr(cuda.get_device_properties(0), "is_integrated", False))
-        free, _ = self._nvml(lambda nvml, device: (number(nvml.nvmlDeviceGetName(device)), 0))
-        no_gpu = isinstance(free, Unknown) and "pynvml" in free.reason
-        return True if no_gpu else None
+            try:
+                return bool(cuda.get_device_properties(0).is_integrated)
+            except Exception:  # an old torch, or a driver in trouble: the flag itself is asked
+                return self.integrated()
+        if _mps() is not None:
+            return True
+        name, _ = self._nvml(lambda nvml, device: (_named(nvml.nvmlDeviceGetName(device)), 0))
+        if not isinstance(name, Unknown):
+            return self.integrated()
+        return True if "pynvml" in name.reason and not os.path.exists("/dev/nvidiactl") else None
+
+    def integrated(self) -> bool | None:
+        """CU_DEVICE_ATTRIBUTE_INTEGRATED of the first device, asked of the driver without making a context."""
+        import ctypes
+
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+            device, flag = ctypes.c_int(), ctypes.c_int()
+            asked = (
+                driver.cuInit(0),
+                driver.cuDeviceGet(ctypes.byref(device), 0),
+                driver.cuDeviceGetAttribute(ctypes.byref(flag), 18, device),
+            )
+        except (OSError, AttributeError):
+            return None
+        return bool(flag.value) if not any(asked) else None
 
     def torch(self) -> dict[str, Reading]:
         """What torch's allocators hold in this process."""
-        names = {
-            "torch_allocated": "memory_allocated",
-            "torch_reserved": "memory_reserved",
-            "torch_peak_allocated": "max_memory_allocated",
-            "torch_peak_reserved": "max_memory_reserved",
-        }
-        cuda = _cuda()
-        why = Unknown("torch holds no CUDA context in this process")
-        found: dict[str, Reading] = {
-            name: why if cuda is None else int(getattr(cuda, call)()) for name, call in names.items()
-        }
-        mps = _mps()
+        cuda, mps = _cuda(), _mps()
+        no_cuda = Unknown("torch holds no CUDA context in this process")
         no_mps = Unknown("torch has no MPS device here")
-        found["mps_allocated"] = no_mps if mps is None else int(mps.current_allocated_memory())
-        found["mps_driver"] = no_mps if mps is None else int(mps.driver_allocated_memory())
-        return found
+        found = {name: _counter(cuda, call, no_cuda) for name, call in _CUDA_COUNTERS.items()}
+        return found | {name: _counter(mps, call, no_mps) for name, call in _MPS_COUNTERS.items()}
 
     def _nvml(self, ask: Callable[[Any, Any], tuple[Reading, Reading]]) -> tuple[Reading, Reading]:
         try:
@@ -246,6 +289,35 @@ class Sources:
             return why, why
         finally:
             pynvml.nvmlShutdown()
+
+
+#: What torch calls its counters.
+_CUDA_COUNTERS = {
+    "torch_allocated": "memory_allocated",
+    "torch_reserved": "memory_reserved",
+    "torch_peak_allocated": "max_memory_allocated",
+    "torch_peak_reserved": "max_memory_reserved",
+}
+_MPS_COUNTERS = {
+    "mps_allocated": "current_allocated_memory",
+    "mps_driver": "driver_allocated_memory",
+    "mps_recommended": "recommended_max_memory",
+}
+
+
+def _counter(device: Any, call: str, absent: Unknown) -> Reading:
+    """One counter of torch.cuda or torch.mps; older versions do not have each."""
+    if device is None:
+        return absent
+    try:
+        return number(int(getattr(device, call)()))
+    except Exception as error:
+        return Unknown(f"torch's {call} says {error}")
+
+
+def _named(name: object) -> Reading:
+    """A GPU that has a name is there; the figure is not of interest."""
+    return 0 if name else Unknown("the GPU has no name")
 
 
 def _free_total(info: Any) -> tuple[Reading, Reading]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from membudget.probe.comparison import Row, judged
-from membudget.probe.plan import WORKSPACES, Plan
+from membudget.probe.plan import EDGE_PARTS, WORKSPACES, Plan
 from membudget.units import short
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -46,11 +46,26 @@ _STEP = {
     "fragmentation_static": "steps_static",
     "fragmentation_expandable": "steps_expandable",
     "steps_cache": "steps_dynamic",
+    "context_of_two": "second_context",
 }
 
 
 def _context(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "context_of_two":
+        return second_process(row, figures)
     return judged(row, figures["bytes"])
+
+
+def second_process(row: Row, figures: Mapping[str, Any]) -> Row:
+    """Two processes that touched the device, against twice the first one: contexts are not shared."""
+    alone, first, second = figures["alone"], figures["first"], figures["second"]
+    both = first + second
+    note = f"{short(alone)} alone; beside each other {short(first)} and {short(second)}, by {figures['source']}"
+    done = judged(row._replace(predicted=2 * alone), both, note)
+    if done.holds is False:
+        word = "shared between them" if both < 2 * alone else "more than a second context"
+        done = done._replace(note=f"{both / max(alone, 1):.2f}x, not 2x: {word}; {note}")
+    return done
 
 
 def _weights(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
@@ -96,7 +111,11 @@ def _growth(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> R
     held = (last["held"] - last["counters"]) - (first["held"] - first["counters"])
     slope = held // tokens if tokens else 0
     note = ", ".join(f"{point['held']:,} B at {point['tokens']:,}" for point in points)
-    done = judged(row, slope, note)
+    seen = tuple(
+        {"tokens": point["tokens"], "batch": point["batch"], "held": point["held"] - point["counters"]}
+        for point in points
+    )
+    done = judged(row, slope, note)._replace(samples=seen)
     if done.holds is False and row.predicted:
         done = done._replace(note=f"{slope / row.predicted:.2f}x; {note}")
     return done
@@ -162,13 +181,13 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
 def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
     if row.name == "steps_cache":
         return judged(row, figures["held"] - figures["counters"])
-    last = figures["samples"][-1]
-    if last["reserved"] is None:
+    samples = figures["samples"]
+    seen = tuple({name: sample[name] for name in ("step", "total", "allocated", "reserved")} for sample in samples)
+    row = row._replace(samples=seen)
+    if any(sample["reserved"] is None for sample in samples):
         return row._replace(note="this device has no caching allocator: nothing is reserved beside what is allocated")
-    spare = [sample["reserved"] - sample["total"] for sample in figures["samples"]]
-    shown = ", ".join(
-        f"{sample['step']:,}: {short(size)}" for sample, size in zip(figures["samples"], spare, strict=True)
-    )
+    spare = [sample["reserved"] - sample["total"] for sample in samples]
+    shown = ", ".join(f"{sample['step']:,}: {short(size)}" for sample, size in zip(samples, spare, strict=True))
     return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
 
 
@@ -177,20 +196,23 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
     users, traced = figures["users"], found.get("trace_edge", {})
     if row.name == "max_users_closed_form":
         return judged(row, users)
+    if row.name in EDGE_PARTS:
+        return _edge_part(plan, row, figures, traced)
     closed = _row(plan, "max_users_closed_form")
     if "users" in traced:
         row = row._replace(predicted=traced["users"])
     else:
         why = f"{traced.get('unknown') or traced.get('error') or 'no trace'}; so the closed form: {closed.why}"
         row = row._replace(predicted=closed.predicted, why=why)
-    done, notes = judged(row, users), []
+    seen = tuple({"users": number, "fits": int(ran)} for number, ran in figures["tried"])
+    done, notes = judged(row, users)._replace(samples=seen), []
     if figures["capped"]:
         notes.append(f"everything that was tried fitted, up to {users:,}: the ceiling is not held")
         done = done._replace(holds=False)
     elif users > row.predicted:
         notes.append("more than predicted is suspicious: is the cache quantized, or the ceiling not held?")
     elif users < row.predicted:
-        notes.append(f"{row.predicted - users:,} below the prediction: {_gap(plan, users, figures, traced)}")
+        notes.append(f"{row.predicted - users:,} below the prediction: {_gap(plan, figures, traced)}")
     if figures["peak"] is not None:
         over, spare = figures["peak"] - figures["weights"], plan.ceiling - figures["peak"]
         notes.append(f"peak {short(over)} over the weights, {short(spare)} unused")
@@ -198,15 +220,54 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
     return done._replace(note="; ".join([*notes, f"tried {tried}"]))
 
 
-def _gap(plan: Plan, users: int, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> str:
-    """Which line took what the prediction gave to more users."""
+def edge_parts(plan: Plan, figures: Mapping[str, Any]) -> dict[str, int | None]:
+    """What the ceiling was filled with at the most users that ran, in bytes; with the weights it adds up to it."""
+    peak, reserved, cache = figures["peak"], figures.get("peak_reserved"), figures.get("cache")
+    if peak is None:
+        return dict.fromkeys(EDGE_PARTS)
+    return {
+        "edge_cache": cache,
+        "edge_spike": None if cache is None else peak - figures["weights"] - cache,
+        "edge_fragmentation": None if reserved is None else reserved - peak,
+        "edge_unused": plan.ceiling - (peak if reserved is None else reserved),
+    }
+
+
+def _edge_expected(plan: Plan, users: int, traced: Mapping[str, Any]) -> dict[str, int]:
+    """The same parts of as many users on fake tensors, where they were traced."""
+    peak, cache = (traced.get(name, {}).get(str(users)) for name in ("peaks", "caches"))
+    if peak is None or cache is None:
+        return {}
+    unused = plan.ceiling - traced["weights"] - peak
+    return {"edge_cache": cache, "edge_spike": peak - cache, "edge_fragmentation": 0, "edge_unused": unused}
+
+
+def _edge_part(plan: Plan, row: Row, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> Row:
+    size = edge_parts(plan, figures)[row.name]
+    if size is None:
+        unknown = row.name == "edge_fragmentation" and figures["peak"] is not None
+        return row._replace(note="this device has no caching allocator" if unknown else "not even one ran")
+    expected = _edge_expected(plan, figures["users"], traced).get(row.name)
+    return judged(row._replace(predicted=expected), size, f"with {figures['users']:,} users")
+
+
+def _gap(plan: Plan, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> str:
+    """Which line took what the prediction gave to more users: the parts beside those of fake tensors, largest first."""
     if figures["peak"] is None:
         return "not even one ran"
-    expected = traced.get("peaks", {}).get(str(users))
-    if expected is None:
-        return f"prefill spike, fragmentation or reserve took {short(plan.ceiling - figures['peak'])}"
-    more = figures["peak"] - figures["weights"] - expected
-    return f"the peak at {users:,} is {short(more)} over that of fake tensors: fragmentation or a kernel's workspace"
+    parts, expected = edge_parts(plan, figures), _edge_expected(plan, figures["users"], traced)
+    words = {
+        "edge_spike": "the prefill spike",
+        "edge_fragmentation": "fragmentation",
+        "edge_cache": "the cache",
+        "edge_unused": "a reserve too small for one more",
+    }
+    more = {name: size - expected.get(name, 0) for name, size in parts.items() if size is not None}
+    if not expected:  # that number of users was not traced: the sizes themselves
+        more.pop("edge_cache", None)
+    taken = sorted(((size, words[name]) for name, size in more.items() if size > 0), reverse=True)
+    beyond = " more than on fake tensors" if expected else ""
+    return ", ".join(f"{word} {short(size)}{beyond}" for size, word in taken) or "no line takes more than predicted"
 
 
 def _row(plan: Plan, name: str) -> Row:

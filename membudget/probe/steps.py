@@ -14,14 +14,22 @@ from typing import Any
 import torch
 
 from membudget.probe import models
-from membudget.probe.edge import find_edge
+from membudget.probe.edge import Looking, find_edge
 from membudget.probe.meter import OUT_OF_MEMORY, Meter
-from membudget.probe.trace import cache_tensors, counter_bytes, storage_bytes, storage_key, trace, trace_edge
+from membudget.probe.trace import (
+    cache_tensors,
+    counter_bytes,
+    storage_bytes,
+    storage_key,
+    trace,
+    trace_edge,
+    trace_served,
+)
 
 Report = Callable[[str, dict[str, Any]], None]
 Figures = dict[str, Any]
 #: Steps that run before the meter is on and before a model is loaded.
-EARLY = ("trace", "trace_edge")
+EARLY = ("trace", "trace_served", "trace_edge")
 
 
 class Bench:
@@ -31,6 +39,7 @@ class Bench:
         self.request, self.meter, self.report = request, meter, report
         self.device = meter.name
         self.model: Any = None
+        self.kept: Any = None
         self.attention = "sdpa"
         self.weights = 0  # allocated with nothing but the model
         meter.settle()
@@ -84,11 +93,18 @@ class Bench:
         return cache
 
 
-def run_trace(request: dict[str, Any], step: dict[str, Any]) -> Figures:
-    """The peak of one forward on fake tensors, or the edge there (`membudget.probe.trace`)."""
+def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> Figures:
+    """The peak of one forward on fake tensors, of a prompt in chunks, or the edge there (`membudget.probe.trace`)."""
     options = {key: value for key, value in step.items() if key not in ("do", "name")}
-    ask = trace_edge if step["do"] == "trace_edge" else trace
-    return ask(request["config"], dtype=request["dtype"], **options)
+    config, dtype = request["config"], request["dtype"]
+    if step["do"] == "trace_edge":
+        return trace_edge(config, dtype=dtype, tell=_teller("trace_edge", report), **options)
+    return {"trace": trace, "trace_served": trace_served}[step["do"]](config, dtype=dtype, **options)
+
+
+def _teller(name: str, report: Report) -> Callable[[Looking], None]:
+    """Reports each try of a search before it is made."""
+    return lambda looking: report(name, {"looking": looking._asdict()})
 
 
 def context(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -268,54 +284,85 @@ def edge(bench: Bench, step: dict[str, Any]) -> Figures:
     """
     bench.load()
     base = bench.meter.settle()
-    peaks: dict[int, int] = {}
+    seen: dict[int, Figures] = {}
 
     def fits(batch: int) -> bool:
         bench.meter.reset_peak()
+        cache = None
+        kept = 0
         try:
             with torch.no_grad():
                 prompt = step["tokens"] - step["decode"]
                 cache = bench.prefill(batch, prompt, chunk=step.get("chunk", 0))
+                kept = storage_bytes(cache_tensors(cache))
                 bench.decode(batch, step["decode"], cache)
                 bench.meter.synchronize()
-            del cache
             ran = True
         except OUT_OF_MEMORY:
             ran = False
+        cache = None
         if ran:
-            peaks[batch] = bench.meter.peak()
+            seen[batch] = {"peak": bench.meter.peak(), "reserved": bench.meter.peak_reserved(), "cache": kept}
         left = bench.meter.settle()
         bench.report("edge", {"batch": batch, "fits": ran, "left": left - base})
         if left > base + step.get("slack", 0):
             raise RuntimeError(f"after {batch} prompts {left - base:,} bytes stayed allocated")
         return ran
 
-    found = find_edge(fits, step["near"], step["most"])
+    found = find_edge(fits, step["near"], step["most"], _teller("edge", bench.report))
+    at = seen.get(found.most, {})
     return {
         "users": found.most,
         "tried": found.tried,
         "capped": found.capped,
-        "peak": peaks.get(found.most),
+        "peak": at.get("peak"),
+        "peak_reserved": at.get("reserved"),
+        "cache": at.get("cache"),
         "weights": base,
     }
 
 
-def claim(bench: Bench, step: dict[str, Any]) -> Figures:
-    """Hold memory as a second engine or a notebook would, until the parent ends us or the time is over.
+def second_context(bench: Bench, step: dict[str, Any]) -> Figures:
+    """What two processes that touched the device hold there, beside what one held (`membudget.probe.contexts`)."""
+    from membudget.probe import contexts
+    from membudget.probe.readings import Sources
 
-    step: bytes, seconds.
+    if bench.device != "cuda":
+        return {"unknown": "only CUDA has a context"}
+
+    def touch() -> None:
+        bench.kept = torch.zeros(1, device="cuda")
+        bench.meter.synchronize()
+
+    return contexts.compare(Sources(), touch, contexts.another)
+
+
+def claim(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Hold memory, touched, as a second engine or a notebook would, until the parent ends us or the time is over.
+
+    step: bytes, seconds, piece (as a notebook: so much at a time, until it is all there or memory runs out).
     """
     import time
 
-    held = torch.zeros(step["bytes"], dtype=torch.uint8, device=bench.device).fill_(1)
-    bench.meter.synchronize()
-    bench.report("claimed", {"bytes": int(held.nbytes)})
+    held: list[Any] = []
+    piece = step.get("piece") or step["bytes"]
+    total = 0
+    try:
+        while total < step["bytes"]:
+            size = min(piece, step["bytes"] - total)
+            held.append(torch.zeros(size, dtype=torch.uint8, device=bench.device).fill_(1))
+            bench.meter.synchronize()
+            total += size
+            bench.report("claimed", {"bytes": total})
+    except OUT_OF_MEMORY as error:
+        return {"bytes": total, "outcome": "out_of_memory", "said": str(error).splitlines()[0][:300]}
     time.sleep(step["seconds"])
-    return {"bytes": int(held.nbytes)}
+    return {"bytes": total, "outcome": "fits"}
 
 
 STEPS: dict[str, Callable[[Bench, dict[str, Any]], Figures]] = {
     "context": context,
+    "second_context": second_context,
     "weights": weights,
     "growth": growth,
     "static": static,

@@ -6,12 +6,13 @@ Imports torch: only for a worker's own process (`membudget.probe.measure` starts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from membudget.probe import models
-from membudget.probe.edge import find_edge
+from membudget.probe.edge import Looking, find_edge
 from membudget.probe.tracker import Live, ModuleNames, Tracker
 
 #: Storages of one kind at the peak that a report shows.
@@ -55,6 +56,30 @@ def trace(
     }
 
 
+def trace_served(
+    raw: dict[str, Any],
+    *,
+    tokens: int,
+    decode: int,
+    batch: int = 1,
+    chunk: int = 0,
+    dtype: str = "bf16",
+    round_to: int = 1,
+) -> dict[str, Any]:
+    """The peak over the weights of `batch` prompts, in chunks, and `decode` steps; `tokens` are all of them.
+
+    Returns weights, buffers (not in the peak) and peak, in bytes.
+    """
+    mode, model = _served_fake(raw, dtype)
+    with mode, torch.no_grad(), models.masks_as_in_production():
+        served = _served(model, batch, tokens, decode, round_to, chunk)
+    return {
+        "weights": storage_bytes(model.parameters()),
+        "buffers": storage_bytes(model.buffers()),
+        "peak": served["peak"],
+    }
+
+
 def trace_edge(
     raw: dict[str, Any],
     *,
@@ -63,50 +88,73 @@ def trace_edge(
     ceiling: int,
     near: int,
     most: int,
+    chunk: int = 0,
     dtype: str = "bf16",
     round_to: int = 1,
+    tell: Callable[[Looking], None] | None = None,
 ) -> dict[str, Any]:
-    """The most prompts at once whose prefill and `decode` steps stay under `ceiling`, weights included.
+    """The most prompts at once whose prefill (`chunk` tokens at a time) and `decode` steps stay under `ceiling`.
 
-    Returns users, tried, and the peaks over the weights by number of users.
+    The ceiling holds for weights too.  Returns users, tried, the peaks over the weights by number of users,
+    and the cache after the prompt, by number of users.
     """
-    try:
-        mode, model = _fake(raw, dtype, "sdpa")
-    except models.CannotBuild:
-        mode, model = _fake(raw, dtype, "eager")
+    mode, model = _served_fake(raw, dtype)
     base = storage_bytes(model.parameters()) + storage_bytes(model.buffers())
     peaks: dict[int, int] = {}
+    caches: dict[int, int] = {}
 
     def peak(users: int) -> int:
         if users not in peaks:
             with mode, torch.no_grad(), models.masks_as_in_production():
-                peaks[users] = _served(model, users, tokens, decode, round_to)
+                served = _served(model, users, tokens, decode, round_to, chunk)
+            peaks[users], caches[users] = served["peak"], served["cache"]
         return peaks[users]
 
     room = ceiling - base
     if most > 1 and peak(1) <= room:
         # a user more takes what the second one took: exact where nothing is shared, near enough elsewhere
         near = 1 + (room - peak(1)) // max(peak(2) - peak(1), 1)
-    found = find_edge(lambda users: peak(users) <= room, near, most)
-    return {"users": found.most, "tried": found.tried, "peaks": peaks, "weights": base}
+    found = find_edge(lambda users: peak(users) <= room, near, most, tell)
+    return {"users": found.most, "tried": found.tried, "peaks": peaks, "caches": caches, "weights": base}
 
 
-def _served(model: Any, users: int, tokens: int, decode: int, round_to: int) -> int:
-    """The peak of one prefill and `decode` steps of `users` prompts."""
+def _served_fake(raw: dict[str, Any], dtype: str) -> tuple[Any, Any]:
+    """The fake model with fused attention, or without where the class has none."""
+    try:
+        return _fake(raw, dtype, "sdpa")
+    except models.CannotBuild:
+        return _fake(raw, dtype, "eager")
+
+
+def _served(model: Any, users: int, tokens: int, decode: int, round_to: int, chunk: int = 0) -> dict[str, int]:
+    """The peak of one prefill and `decode` steps of `users` prompts, and what the cache holds after the prompt."""
+    prompt = tokens - decode
+    chunk = chunk if 0 < chunk < prompt else prompt
+    # What is in the cache before the last chunks costs nothing here, so it comes in one forward; one chunk
+    # more lets go of what windows kept of that forward.
+    ahead = max(prompt // chunk - 2, 0) * chunk if prompt > 3 * chunk else 0
+    cache: Any = None
+    highest = at = 0
     with Tracker([*model.parameters(), *model.buffers()], round_to=round_to) as tracker:
-        prompt = torch.zeros((users, tokens - decode), dtype=torch.long)
-        cache = models.cache_of(models.forward(model, prompt, "last"))
-        prefill = tracker.peak
-        del prompt
+        for size in [ahead] * bool(ahead) + [chunk] * ((prompt - ahead) // chunk) + [(prompt - ahead) % chunk]:
+            if size:
+                tracker.reset_peak()
+                piece = torch.zeros((users, size), dtype=torch.long)
+                cache = models.cache_of(models.forward(model, piece, "last", cache))
+                del piece
+                at += size
+                if not ahead or at > ahead + chunk:
+                    highest = max(highest, tracker.peak)
+        kept = storage_bytes(cache_tensors(cache))
         for number in range(decode):
             tracker.reset_peak()
             step = torch.zeros((users, 1), dtype=torch.long)
             cache = models.cache_of(models.forward(model, step, "last", cache))
-            prefill = max(prefill, tracker.peak)
+            highest = max(highest, tracker.peak)
             # Later steps differ by a few tokens of cache, in it and in one layer's copy of it.
-            if number and tracker.peak + 2 * decode * storage_bytes(cache_tensors(cache)) // tokens < prefill:
+            if number and tracker.peak + 2 * decode * storage_bytes(cache_tensors(cache)) // tokens < highest:
                 break
-    return int(prefill)
+    return {"peak": int(highest), "cache": kept}
 
 
 #: Fake models of this process by what they were made from; they hold no bytes.

@@ -93,11 +93,14 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
     bench: Bench | None = None
     for step in sorted(request["steps"], key=lambda step: step["do"] not in EARLY):
         name = step.get("name", step["do"])
+        if bench is None and step["do"] not in EARLY and (why := _too_much(request, found)):
+            say.stage(name, {"refused": why}, read=True)
+            break
         began = time.monotonic()
         say.stage(name, {"begins": True})
         try:
             if step["do"] in EARLY:
-                found[name] = run_trace(request, step)
+                found[name] = run_trace(request, step, say.stage)
             else:
                 if bench is None:
                     bench = Bench(request, meter(request["device"], request.get("ceiling")), say.stage)
@@ -111,6 +114,20 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
             found[name] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         say.stage(name, {"found": found[name], "seconds": round(time.monotonic() - began, 2)}, read=True)
     return found
+
+
+def _too_much(request: dict[str, Any], found: dict[str, Any]) -> str | None:
+    """Why nothing is loaded, after what the trace found: predicted peak and what is available; None where it may be."""
+    from membudget.probe import guard, system
+    from membudget.probe.need import Moment, needed
+
+    start = request.get("start")
+    if start is None:
+        return None
+    need = needed(start["weights"], [Moment(*moment) for moment in start["moments"]], found)
+    here = start["available"] if "available" in start else system.available()
+    reason = guard.refusal(guard.Limits(need.bytes, start["beside"], 0, 0.0), here)
+    return f"{reason}; the peak is of {need.why}" if reason else None
 
 
 class _Voice:
