@@ -3,7 +3,8 @@
 Every command lives in its own module under `membudget.commands`, imported only when it
 is the one chosen: `HELP`, `options(parser)` and `run(args) -> Result`.
 
-Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here; 74 not written.
+Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here; 70 a bug; 74 not written;
+130 Ctrl-C.
 With --json every command writes one document to stdout, errors too.
 """
 
@@ -85,13 +86,14 @@ def usage() -> str:
     lines = [
         "usage: membudget COMMAND ... [--json]",
         "",
-        "The memory a language model needs to serve people: predicted to the byte, proven by tests.",
+        "The memory a language model needs to serve people: to the byte, proven by tests.",
         "",
         *(f"  {name:<10} {text}" for name, _, text in COMMANDS if name in here),
         "",
-        "Start with:  membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8",
-        "Options:     membudget COMMAND --help; membudget --version",
-        "Exit codes:  0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here",
+        "Start with: membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8",
+        "Options:    membudget COMMAND --help; membudget --version",
+        "Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available",
+        "            here; 70 a bug of ours; 74 the answer was not written; 130 Ctrl-C",
     ]
     return "\n".join(lines)
 

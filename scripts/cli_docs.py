@@ -22,9 +22,19 @@ Made by `scripts/cli_docs.py` from the parsers; change it there.
 membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8
 ```
 
-**Exit codes.** 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here (offline, a package or
-vLLM is missing). 70 is a bug in membudget, 74 an answer that
-could not be written (a full disk, a closed stdout), 130 Ctrl-C. A reader that goes away (`| head`) changes nothing.
+**Exit codes**, the same for every command:
+
+| code | |
+|---:|---|
+| 0 | yes: it fits, it agrees, it is clear, it was done |
+| 1 | no: it does not fit, it differs, a trap was found |
+| 2 | wrong input: an option, a file, a model or a machine; the message says where and what is allowed |
+| 3 | not available here: offline, or a package, a driver or vLLM is missing |
+| 70 | a bug in membudget; `MEMBUDGET_TRACEBACK=1` shows where |
+| 74 | the answer could not be written (a full disk, a closed stdout) |
+| 130 | Ctrl-C |
+
+A reader that goes away (`| head`) changes nothing. What yes and no are stands at each command.
 
 **JSON.** Every command takes `--json`: one document on stdout, bytes as integers, nothing else there. An error is
 a document too: `{"error": {"type": ..., "message": ..., "exit_code": ...}}`. Without `--json` an error is one
@@ -37,7 +47,10 @@ unit (60GiB or 64.4GB, never 60G). Text shows GiB and GB side by side.
 Hugging Face cache; the hub, unless `--offline` or `HF_HUB_OFFLINE=1`. Where weight files lie at the path, `plan`
 takes the weights from their headers and `count` compares them with the config.
 
-**Colours** are used on a terminal only; `NO_COLOR` turns them off, `COLUMNS` sets the width.
+**Colours** are used on a terminal only; `NO_COLOR` and `TERM=dumb` turn them off, `FORCE_COLOR=1` on. `COLUMNS` sets
+the width. Where the console cannot show block characters (`cp1252`, `ascii`) bars are made of `#` and `|`.
+
+**Completion** for bash, zsh and fish: [`membudget completion`](#completion); editors: [editor.md](editor.md).
 """
 
 #: The keys of each command's document.

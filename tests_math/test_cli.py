@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from membudget.cli import COMMANDS, available, parser_of, usage
+from membudget.cli import BUG, COMMANDS, INTERRUPTED, UNWRITTEN, available, parser_of, usage
 
 pytestmark = pytest.mark.suite
 
@@ -96,19 +96,22 @@ def test_a_token_is_never_shown(run: Run) -> None:
         assert "abcdefghijklmnop" not in out + err
 
 
-def test_help_fits_a_screen(run: Run) -> None:
-    """24 lines of 100 columns for `membudget`, and every command's help is there."""
+def test_help_fits_a_screen(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 lines for `membudget`, 40 for a command, and no line is wider than the terminal's 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run("--help")
     assert code == 0
     assert out.rstrip() == usage()
-    assert len(out.splitlines()) <= 30
-    assert max(map(len, out.splitlines())) <= 100
+    assert len(out.splitlines()) <= 32
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"{code} " in out for code in (0, 1, 2, 3, BUG, UNWRITTEN, INTERRUPTED))
     for name in available():
         code, text, err = run(name, "--help")
         assert (code, err) == (0, "")
         assert text.startswith(f"usage: membudget {name}")
         assert f"  {name} " in out
-        assert len(text.splitlines()) <= 45
+        assert len(text.splitlines()) <= 40, name
+        assert max(map(len, text.splitlines())) <= 80, name
     assert run()[0] == 2
     assert run("--version")[1].startswith("membudget ")
 

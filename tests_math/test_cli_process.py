@@ -19,7 +19,14 @@ PLAN = ["plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "32k", "--us
 
 def call(*argv: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
     """Run `python -m membudget`, without a network."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "NO_COLOR": "", **env}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "NO_COLOR": "",
+        "FORCE_COLOR": "",
+        **env,
+    }
     command = [sys.executable, "-m", "membudget", *argv]
     return subprocess.run(command, capture_output=True, check=False, env=environment, cwd=cwd, timeout=60)
 
@@ -41,6 +48,48 @@ def test_plan_in_ascii() -> None:
     assert done.returncode == 0
     assert b"#" in done.stdout
     assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "cp437"])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        PLAN,
+        ["count", "Qwen/Qwen3-8B", "--layers"],
+        ["fleet", "Qwen/Qwen3-8B"],
+        ["machines"],
+        ["machines", "dgx-spark"],
+        ["formats"],
+        ["doctor"],
+        ["pool", "Qwen/Qwen3-8B", "--machine", "h100"],
+        ["check", str(ROOT / "budgets" / "qwen3-8b-bf16.dgx-spark.yaml")],
+        ["--help"],
+        ["plan", "Qwen/Qwen3-\u65e5\u672c"],
+    ],
+    ids=" ".join,
+)
+def test_consoles_that_are_not_utf_8(argv: list[str], encoding: str) -> None:
+    """Windows' consoles and pipes: no crash, and what was printed is text of that console."""
+    done = call(*argv, PYTHONIOENCODING=encoding, COLUMNS="80")
+    assert done.returncode in (0, 1, 2)
+    assert b"Traceback" not in done.stderr
+    text = (done.stdout + done.stderr).decode(encoding)
+    assert all(letter.isascii() or letter in "\u65e5\u672c" for letter in text), text
+    assert "\\u2502" not in text
+
+
+@pytest.mark.parametrize(
+    ("variables", "colours"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "0"}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_in_a_pipe(variables: dict[str, str], colours: bool) -> None:
+    """None, unless FORCE_COLOR asks for them; NO_COLOR has the last word."""
+    assert (b"\x1b[" in call(*PLAN, PYTHONIOENCODING="utf-8", **variables).stdout) == colours
 
 
 @pytest.mark.parametrize("columns", ["1", "40", "60", "80", "200", "x"])

@@ -122,9 +122,32 @@ def build(name: str, description: str, options: Callable[[Declares], None]) -> a
             raise UsageError(f"{message} (see `{self.prog} --help`)")
 
     class Formatter(argparse.RawDescriptionHelpFormatter):
+        """A line an option where it fits: long choices stand in the text, and two spellings share their value."""
+
         def __init__(self, prog: str) -> None:
-            columns = os.environ.get("COLUMNS", "")
-            super().__init__(prog, max_help_position=30, width=int(columns) if columns.isdigit() else 100)
+            from membudget.report.terminal import Terminal
+
+            super().__init__(prog, max_help_position=30, width=Terminal.of().width)
+
+        def _format_action_invocation(self, action: argparse.Action) -> str:
+            if not action.option_strings or action.nargs == 0:
+                return super()._format_action_invocation(action)
+            value = str(action.metavar or action.dest.upper())
+            if action.choices and action.metavar is None:
+                value = "NAME" if _long(action) else f"{{{','.join(map(str, action.choices))}}}"
+            return f"{_names(action)[0]} {value}"
+
+        def _expand_help(self, action: argparse.Action) -> str:
+            text = super()._expand_help(action)
+            if action.choices and action.metavar is None and _long(action):
+                text = f"{', '.join(map(str, action.choices))}; {text}"
+            return "; ".join([*(f"or {name}" for name in _names(action)[1:]), text])
+
+        def _fill_text(self, text: str, width: int, indent: str) -> str:
+            import textwrap
+
+            lines = [textwrap.wrap(line, width, break_on_hyphens=False) or [""] for line in text.splitlines()]
+            return "\n".join(indent + line for parts in lines for line in parts)
 
     parser = Parser(
         prog=f"membudget {name}",
@@ -137,6 +160,17 @@ def build(name: str, description: str, options: Callable[[Declares], None]) -> a
     declare(parser, options)
     parser.usage = _usage(parser)
     return parser
+
+
+def _names(action: argparse.Action) -> list[str]:
+    """How an option is spelt, on one line where there is room, else the other spellings by themselves."""
+    names = list(action.option_strings)
+    return names if len(", ".join(names)) > 24 else [", ".join(names)]
+
+
+def _long(action: argparse.Action) -> bool:
+    """Whether an option with its choices would not leave room for what it means."""
+    return len(action.option_strings[-1]) + sum(len(str(choice)) + 1 for choice in action.choices or ()) > 24
 
 
 def parse(name: str, description: str, options: Callable[[Declares], None], words: list[str]) -> Any:

@@ -26,14 +26,12 @@ class NotHere(Exception):
 
 def model_argument(parser: Declares, optional: bool = False) -> None:
     """The positional MODEL, and how it is looked up."""
-    help_text = "a hub id (Qwen/Qwen3-8B), a folder, a config.json, a .gguf or .safetensors file"
+    help_text = "hub id, folder, config.json, .gguf or .safetensors"
     if optional:
         parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
     else:
         parser.add_argument("model", metavar="MODEL", help=help_text)
-    parser.add_argument(
-        "--as", dest="family", metavar="FAMILY", help="read the config as this model_type, for one that is built alike"
-    )
+    parser.add_argument("--as", dest="family", metavar="FAMILY", help="read it as this model_type, one that is alike")
     parser.add_argument("--offline", action="store_true", help="never ask the hub")
 
 

@@ -64,8 +64,8 @@ def run(args: Arguments) -> Result:
     schema = os.path.join(args.to, SCHEMA)
     if not os.path.exists(schema):
         _write(schema, schema_text())
-    test = shlex.join(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
-    next_steps = f"Next: membudget check {shlex.quote(path)}\n  or: {test}"
+    test = _command(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
+    next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
         0,
         {"file": path, "fits": ledger.fits, "verdict": ledger.verdict},
@@ -101,10 +101,23 @@ def _reference(name: str, found: Located, folder: str) -> str:
     """How the budget names the model: by its id, or by a path that starts from the budget's folder."""
     if found.repo is not None:
         return _quoted(found.repo)
-    path = os.path.relpath(os.path.expanduser(name), folder).replace(os.sep, "/")
+    path = os.path.expanduser(name)
+    try:
+        path = os.path.relpath(path, folder).replace(os.sep, "/")
+    except ValueError:  # Windows: no way leads from one drive to another
+        return _quoted(os.path.abspath(path).replace(os.sep, "/"))
     if not path.strip("./"):  # the folder itself or one above it
         path += "/"
     return _quoted(path if path.startswith(".") else f"./{path}")
+
+
+def _command(words: list[str]) -> str:
+    """A command line as this system's shell takes it: cmd.exe knows no single quotes."""
+    if os.name == "nt":
+        from subprocess import list2cmdline
+
+        return list2cmdline(words)
+    return shlex.join(words)
 
 
 def _quoted(text: str) -> str:

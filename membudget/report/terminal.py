@@ -38,14 +38,15 @@ class Terminal:
 
     @classmethod
     def of(cls, stream: TextIO | None = None) -> Terminal:
-        """Look at a stream: NO_COLOR and TERM=dumb turn colours off, COLUMNS sets the width."""
+        """Look at a stream: NO_COLOR and TERM=dumb turn colours off, FORCE_COLOR on, COLUMNS sets the width."""
         stream = sys.stdout if stream is None else stream
         try:
             tty = stream.isatty()
         except (AttributeError, ValueError):
             tty = False
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "").replace("_", "")
-        colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
+        colour = (forced or (tty and os.environ.get("TERM") != "dumb")) and not os.environ.get("NO_COLOR")
         return cls(_width(stream, tty), encoding in ("utf8", "utf8sig", "utf16", "cp65001"), colour)
 
     def paint(self, text: str, *marks: str) -> str:
