@@ -17,6 +17,8 @@ from membudget.units import short
 #: Qwen3-30B-A3B 2.8, Nemotron-3-Nano 4.6, Qwen3.5-35B-A3B 5.0 times the closed form; a tiny hybrid whose prompt is
 #: shorter than a chunk of its scan 16.
 PLAIN, OTHER, RECURRENT = 2, 8, 32
+#: Bytes of a mask for each pair of positions: two of booleans and one of 16-bit numbers.
+MASK = 4
 #: Kinds of cache whose layers have the temporaries that the closed form counts.
 _PLAIN_CACHES = {"full", "sliding", "chunked", "none", "shared"}
 
@@ -46,22 +48,27 @@ class Need(NamedTuple):
 def bound(model: Model, closed_form: int, tokens: int, sequences: int, width: int) -> int:
     """An upper bound of a step's temporaries where only the closed form is known.  Bytes.
 
-    MLA also counts every score: without a fused kernel for unlike keys and values they are all there.
+    Windows need a mask of every position by every other, MLA every score: without a fused kernel for unlike
+    keys and values they are all there.
     """
-    if is_plain(model):
-        return PLAIN * closed_form
-    recurrent = any(spec.kind not in _PLAIN_CACHES | {"latent"} for spec in model.caches)
-    most = (RECURRENT if recurrent else OTHER) * closed_form
-    if any(spec.kind == "latent" for spec in model.caches):
+    most = closed_form * _times(model)
+    kinds = {spec.kind for spec in model.caches}
+    if kinds & {"sliding", "chunked"}:
+        length = -(-tokens // sequences)
+        most += MASK * length * length * sequences
+    if "latent" in kinds:
         eager = activations.prefill(model, tokens, sequences=sequences, attention="eager", width=width)
         most = max(most, PLAIN * eager.bytes)
     return most
 
 
-def is_plain(model: Model) -> bool:
-    """Dense layers with keys and values alone: what the closed form was written for."""
+def _times(model: Model) -> int:
+    """What the closed form is multiplied by: least where it was written for the model's layers."""
+    kinds = {spec.kind for spec in model.caches}
+    if any(spec.states for spec in model.caches) or kinds - _PLAIN_CACHES - {"latent"}:
+        return RECURRENT
     mixture = any(role.endswith("experts") for role in model.count.by_part)
-    return not mixture and {spec.kind for spec in model.caches} <= _PLAIN_CACHES
+    return OTHER if mixture or "latent" in kinds else PLAIN
 
 
 def needed(weights: int, moments: Iterable[Moment], found: Mapping[str, Mapping[str, Any]]) -> Need:
