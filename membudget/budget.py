@@ -46,6 +46,7 @@ class Budget(NamedTuple):
     os_reserve: None for the machine's own.  convention: reported or nominal capacity.
     expect: exact truths a person typed.  measure: tolerances by line.  breaks: breakages to provoke.
     where: file:line of each field, for messages; empty when it did not come from a file.
+    machines: how many of them; tensor_parallel x pipeline_parallel are as many (`parallel_sizes`).
     """
 
     id: str
@@ -66,10 +67,18 @@ class Budget(NamedTuple):
     file: str = ""
     line: int = 0
     where: dict[str, int] = {}  # noqa: RUF012
+    machines: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def machine_name(self) -> str:
+        """``dgx-spark``, or ``2x dgx-spark``."""
+        return self.machine.name if self.machines == 1 else f"{self.machines}x {self.machine.name}"
 
     @property
     def capacity(self) -> int:
-        """The machine's memory by the chosen convention."""
+        """One machine's memory by the chosen convention."""
         return self.machine.capacity(self.convention)
 
     @property
@@ -78,4 +87,23 @@ class Budget(NamedTuple):
         return self.machine.os_reserve if self.os_reserve is None else self.os_reserve
 
 
-__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine"]
+def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
+    """(tensor, pipeline) parallel sizes on so many machines: those of the engine, else all of them tensor parallel.
+
+    Raises `ValueError` for an engine without such sizes, and for a product that is not the number of machines.
+    """
+    tp, pp = (engine.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+    if machines > 1 and engine.name != "vllm":
+        raise ValueError(f"{machines:,} machines need `engine: {{vllm: ...}}`; {engine.name} is planned for one")
+    if tp is None and pp is None:
+        return machines, 1
+    tp, pp = tp or 1, pp or 1
+    if tp * pp != machines:
+        raise ValueError(
+            f"tensor_parallel_size {tp:,} x pipeline_parallel_size {pp:,} make {tp * pp:,} ranks, and machine names "
+            f"{machines:,}; allowed: one rank for each device, as `machine: {tp * pp}x NAME`"
+        )
+    return tp, pp
+
+
+__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine", "parallel_sizes"]

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
-from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine
+from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine, parallel_sizes
 from membudget.budget_ids import plain, stem_of, stems_of, unique
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.fields import Reader
@@ -241,7 +240,7 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
     vary = [field for field in VARYING if len(axes[field]) > 1]
     common = _common(values, engine, reader.file, where)
     budgets: dict[str, Budget] = {}
-    for (model, declared, _, beside), kind, dtype, ctx, users, machine in itertools.product(*axes.values()):
+    for (model, declared, _, beside), kind, dtype, ctx, users, (many, machine) in itertools.product(*axes.values()):
         form = kind or declared
         named = {
             "model": model.name.rstrip("/").rpartition("/")[2],
@@ -249,12 +248,35 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "kv_cache_dtype": f"kv-{dtype}",
             "ctx": f"{ctx // 1024}Ki" if ctx % 1024 == 0 else f"{ctx}",
             "users": f"{users}user{'s' if users != 1 else ''}",
-            "machine": machine.name,
+            "machine": machine.name if many == 1 else f"{many}x-{machine.name}",
         }
         name = unique("-".join([stem, *(plain(named[field]) for field in vary)]), budgets)
         kv_dtype = kv.auto(model.config, beside, form).name if dtype == "auto" else dtype
-        budgets[name] = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
+        budget = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
+        budgets[name] = _laid_out(budget, many, reader)
     return list(budgets.values())
+
+
+def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
+    """The budget on so many machines; what vLLM would refuse is noted at the line of its size."""
+    where = reader.where
+    fields = [f"engine.vllm.{kind}_parallel_size" for kind in ("tensor", "pipeline")]
+    field = next((path for path in fields if path in where), "machine")
+    try:
+        tp, pp = parallel_sizes(many, budget.engine)
+        budget = budget._replace(machines=many, tensor_parallel=tp, pipeline_parallel=pp)
+        if many > 1:
+            from membudget.engines.vllm.ranks import stages
+
+            stages(budget.model, budget.format, tp, pp)
+            if budget.breaks:
+                field = "break"
+                raise ValueError(f"breakages are provoked on one machine, and this budget names {many}")
+    except ValueError as error:
+        problem = Problem(reader.file, where.get(field, budget.line), field, str(error))
+        if problem not in reader.problems:
+            reader.problems.append(problem)
+    return budget
 
 
 def _common(values: dict[str, Any], engine: Engine, file: str, where: dict[str, int]) -> dict[str, Any]:
@@ -285,14 +307,9 @@ def _engine(given: dict[str, dict[str, Any]]) -> Engine:
     return Engine(name, **known, options=options)
 
 
-def _machine(name: str, sources: Sources) -> Machine:
-    many = re.fullmatch(r"\s*([0-9]+)\s*[xX*×]\s*(.+)", name)
-    if many:
-        raise ValueError(
-            f"{many[1]} machines of {many[2]!r}: a budget is about one device so far; write `machine: {many[2]}` "
-            f"for one device's part, or ask `membudget fleet` how many devices it takes"
-        )
-    return sources.machine(name)
+def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
+    many, plain_name = machines.counted(name)
+    return many, sources.machine(plain_name)
 
 
 def _kv_dtype(name: str, engine: str) -> str:
@@ -309,7 +326,9 @@ def _or_why(read: Callable[[], T]) -> T | str:
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(("./", "../", "/", "~", ".\\", "..\\")) or name.endswith((".json", ".gguf", ".safetensors"))
+    # isabs: also C:\\ where there are drives
+    start = name.startswith(("./", "../", "/", "~", ".\\", "..\\")) or os.path.isabs(name)
+    return start or name.endswith((".json", ".gguf", ".safetensors"))
 
 
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:

@@ -17,6 +17,20 @@ MAX_CTX = 2**30
 MAX_USERS = 2**24
 
 
+def held(budget: Budget) -> tuple[Budget, ...]:
+    """What one rank of each pipeline stage holds, as budgets of one machine; the budget itself where it names one.
+
+    Raises `membudget.engines.vllm.ranks.RankError` for a layout that vLLM refuses or that is not known.
+    """
+    if budget.machines == 1:
+        return (budget,)
+    from membudget.engines.vllm.ranks import stages
+
+    found = stages(budget.model, budget.format, budget.tensor_parallel, budget.pipeline_parallel)
+    one = budget._replace(machines=1, tensor_parallel=1, pipeline_parallel=1)
+    return tuple(one._replace(model=stage.model) for stage in found)
+
+
 def kv_request(budget: Budget, ctx: int) -> int:
     """Bytes that one sequence of `ctx` tokens keeps."""
     return kv.cache(budget.model, budget.kv_cache_dtype).bytes(ctx)
@@ -76,7 +90,12 @@ def headroom(budget: Budget, total: int) -> int:
 
 
 def left_over(budget: Budget) -> Callable[[int, int], int]:
-    """The headroom as a function of (ctx, users): what `predict` finds, without its lines."""
+    """The headroom as a function of (ctx, users): what `predict` finds, without its lines; of the tightest rank."""
+    parts = [_left_over(part) for part in held(budget)]
+    return parts[0] if len(parts) == 1 else lambda ctx, users: min(part(ctx, users) for part in parts)
+
+
+def _left_over(budget: Budget) -> Callable[[int, int], int]:
     engine, width, model = budget.engine, _width(budget), budget.model
     overhead = sum(budget.overhead.values())
     held = budget.format.weigh(model).total + overhead

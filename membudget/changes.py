@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from membudget import formats
 from membudget.budget import Budget
-from membudget.capacity import fits, kv_request, max_ctx, max_users, total_of
+from membudget.capacity import fits, held, kv_request, max_ctx, max_users, total_of
 from membudget.records import NamedTuple
 
 #: Formats to suggest, from the least compressed on.
@@ -70,6 +70,7 @@ def _with_format(budget: Budget, name: str) -> Budget | None:
     smaller = budget._replace(format=formats.get(name))
     try:
         smaller.format.weigh(budget.model)
+        held(smaller)
     except formats.FormatError:
         return None
     return smaller

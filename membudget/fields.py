@@ -293,12 +293,19 @@ class Fields(Kind):
     """A mapping with known fields, and no others.
 
     single: exactly one of them is given.  needs: a field that is given only together with another.
+    refused: names that people will try, and why they are no fields.
     """
 
     def __init__(
-        self, what: str, fields: Mapping[str, Field], single: bool = False, needs: Mapping[str, str] | None = None
+        self,
+        what: str,
+        fields: Mapping[str, Field],
+        single: bool = False,
+        needs: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
         self.what, self.fields, self.single, self.needs = what, fields, single, needs or {}
+        self.refused = refused or {}
         self.allowed = f"{what}: {'one of ' if single else ''}{', '.join(fields)}"
 
     def value(self, node: Node, path: str, reader: Reader) -> Any:
@@ -310,8 +317,9 @@ class Fields(Kind):
         for name, child in node.fields.items():
             field = self.fields.get(name)
             if field is None:
-                hint = near(name, self.fields)
-                reader.refuse(child, inside + cut(name), f"unknown field; allowed in {self.allowed}{hint}")
+                why = self.refused.get(name)
+                text = why or f"unknown field; allowed in {self.allowed}{near(name, self.fields)}"
+                reader.refuse(child, inside + cut(name), text)
             else:
                 values[name] = field.kind.read(child, inside + name, reader)
         for name, field in self.fields.items():

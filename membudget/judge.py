@@ -134,7 +134,7 @@ def _parts(ledger: Ledger) -> str:
 def _cache_formula(ledger: Ledger) -> str:
     """What the layers keep of one token, alike layers together, in elements."""
     alike: dict[str, int] = {}
-    for spec in ledger.budget.model.caches:
+    for spec in ledger.held.model.caches:
         parts = [f"{spec.kv_heads} KV heads x ({spec.k_dim} + {spec.v_dim})"] if spec.kv_heads else []
         parts += [f"({spec.latent} + {spec.rope})"] if spec.latent else []
         parts += [f"{spec.index} of the indexer"] if spec.index else []
@@ -164,7 +164,7 @@ _VALUES: dict[str, Callable[[Ledger], tuple[int, str]]] = {
     "kv_per_request": lambda ledger: (ledger.kv_per_request, bucket_why(ledger, "kv_cache")),
     "logits": _logits,
     "total": lambda ledger: (ledger.total, _parts(ledger)),
-    "capacity": lambda ledger: (ledger.capacity, f"{ledger.budget.machine.name}, {ledger.budget.convention}"),
+    "capacity": lambda ledger: (ledger.capacity, f"{ledger.budget.machine_name}, {ledger.budget.convention}"),
     "headroom": lambda ledger: (ledger.headroom, f"{short(ledger.capacity)} less {_parts(ledger)}"),
     "max_users": lambda ledger: (ledger.max_users, _users(ledger)),
     "max_ctx": lambda ledger: (ledger.max_ctx, _users(ledger)),

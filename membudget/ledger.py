@@ -9,6 +9,7 @@ from membudget.capacity import (
     activation_peak,
     engine_limit,
     headroom,
+    held,
     kv_growth,
     kv_request,
     limit_text,
@@ -37,12 +38,22 @@ class Line(NamedTuple):
 
 
 class Ledger:
-    """The predicted lines of one budget and what follows from them.  All sizes in bytes."""
+    """The predicted lines of one budget and what follows from them.  All sizes in bytes.
 
-    __slots__ = ("_changes", "_max_ctx", "_max_users", "budget", "kv_per_request", "lines", "sums", "total")
+    Where a budget names several machines, all figures are those of the tightest rank: `held` is what that rank
+    holds, as a budget of one machine, and `stages` has a ledger for each pipeline stage.  Else `held` is the budget.
+    """
 
-    def __init__(self, budget: Budget, lines: tuple[Line, ...], kv_per_request: int) -> None:
+    __slots__ = (
+        "_changes", "_max_ctx", "_max_users", "budget", "held", "kv_per_request", "lines", "stages", "sums", "total",
+    )  # fmt: skip
+
+    def __init__(
+        self, budget: Budget, lines: tuple[Line, ...], kv_per_request: int, held: Budget | None = None
+    ) -> None:
         self.budget, self.lines, self.kv_per_request = budget, lines, kv_per_request
+        self.held = budget if held is None else held
+        self.stages: tuple[Ledger, ...] = ()
         self.sums = dict.fromkeys(BUCKETS, 0)
         for line in lines:
             self.sums[line.bucket] += line.bytes
@@ -89,12 +100,12 @@ class Ledger:
     @property
     def kv_per_token(self) -> int:
         """Bytes that the first token of a sequence adds; fewer once sliding windows are full."""
-        return kv_growth(self.budget, 1)
+        return kv_growth(self.held, 1)
 
     @property
     def kv_per_token_at_ctx(self) -> int:
         """Bytes that one more token adds at the budget's context, beyond every full window."""
-        return kv_growth(self.budget, self.budget.ctx + 1)
+        return kv_growth(self.held, self.budget.ctx + 1)
 
     @property
     def max_users(self) -> int:
@@ -136,19 +147,36 @@ class Ledger:
         who = f"{users_text(budget.users)} x {budget.ctx:,} tokens"
         if self.fits:
             most = users_text(self.max_users)
-            return f"fits: {who} leave {short(self.headroom)} of {short(self.capacity)}; {most} would fit."
+            room = f"{short(self.headroom)} of {short(self.capacity)}{self._tightest(' on ')}"
+            return f"fits: {who} leave {room}; {most} would fit."
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
             help_text = (
-                f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine.name}."
+                f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine_name}."
             )
         else:
             help_text = "it would fit with " + "; or ".join(change.text for change in self.changes) + "."
         return (
-            f"does not fit: {bucket} breaks it, {short(-self.headroom)} over {limit_text(budget)} "
+            f"does not fit: {bucket} breaks it{self._tightest(' on ')}, "
+            f"{short(-self.headroom)} over {limit_text(budget)} "
             f"({bucket} is {short(self.sums[bucket])}); {help_text}"
         )
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """Every rank where the budget names several machines, in vLLM's order; else none."""
+        found = []
+        for stage, ledger in enumerate(self.stages):
+            for tensor_rank in range(self.budget.tensor_parallel):
+                rank = stage * self.budget.tensor_parallel + tensor_rank
+                found.append(Rank(rank, stage, tensor_rank, layers_of(ledger.held), ledger))
+        return found
+
+    def _tightest(self, before: str) -> str:
+        """``rank 1 (layers 40 to 79)`` behind a word; nothing on one machine."""
+        tightest = [rank for rank in self.ranks if rank.ledger.held is self.held]
+        return f"{before}{ranks_text(tightest, len(self.stages) > 1)}" if tightest else ""
 
     @property
     def step_seconds(self) -> float | None:
@@ -159,8 +187,10 @@ class Ledger:
 
     @property
     def bytes_read(self) -> int:
-        """What one decode step reads: active weights once, every user's cache once."""
-        return self.budget.format.weigh(self.budget.model).active + self.kv_cache
+        """What one decode step reads: active weights once, every user's cache once; stages read one after the other."""
+        return sum(
+            ledger.held.format.weigh(ledger.held.model).active + ledger.kv_cache for ledger in self.stages or (self,)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The plan as documented JSON: bytes as integers, stable keys."""
@@ -176,7 +206,7 @@ class Ledger:
             "kv_cache_dtype": budget.kv_cache_dtype,
             "ctx": budget.ctx,
             "users": budget.users,
-            "machine": budget.machine.name,
+            "machine": budget.machine_name,
             "engine": budget.engine.name,
             "convention": budget.convention,
             **self.sums,
@@ -202,17 +232,78 @@ class Ledger:
                 "tokens_per_second_per_user": 1 / step if step else None,
             },
             "lines": [line._asdict() for line in self.lines],
+            **self._parallel_json(),
+        }
+
+    def _parallel_json(self) -> dict[str, Any]:
+        if not self.stages:
+            return {}
+        budget = self.budget
+        return {
+            "machines": budget.machines,
+            "tensor_parallel_size": budget.tensor_parallel,
+            "pipeline_parallel_size": budget.pipeline_parallel,
+            "ranks": [rank.as_json() for rank in self.ranks],
         }
 
 
-def predict(budget: Budget) -> Ledger:
-    """Predict every line of a budget.
+class Rank(NamedTuple):
+    """One rank of several machines.  rank: vLLM's own number.  layers: its first and one past its last."""
 
-    Raises `ValueError` for ctx or users below 1, naming the field.
+    rank: int
+    stage: int
+    tensor_rank: int
+    layers: tuple[int, int]
+    ledger: Ledger
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes as integers, stable keys."""
+        ledger = self.ledger
+        return {
+            "rank": self.rank,
+            "pipeline_stage": self.stage,
+            "tensor_parallel_rank": self.tensor_rank,
+            "layers": list(self.layers),
+            **ledger.sums,
+            "total": ledger.total,
+            "headroom": ledger.headroom,
+            "fits": ledger.fits,
+            "broken_by": ledger.broken_by,
+            "lines": [line._asdict() for line in ledger.lines],
+        }
+
+
+def layers_of(held: Budget) -> tuple[int, int]:
+    """The decoder layers that a rank holds: the first, and one past the last."""
+    layers = [spec.layer for spec in held.model.caches]
+    return (min(layers), max(layers) + 1) if layers else (0, 0)
+
+
+def ranks_text(ranks: list[Rank], staged: bool) -> str:
+    """``each of ranks 0 and 1``; where layers are staged, ``rank 1 (layers 40 to 79)``: ranks of one stage."""
+    first, last, (start, stop) = ranks[0].rank, ranks[-1].rank, ranks[0].layers
+    text = f"rank {first}" if first == last else f"each of ranks {first} {'to' if last - first > 1 else 'and'} {last}"
+    return f"{text} (layers {start} to {stop - 1})" if staged else text
+
+
+def predict(budget: Budget) -> Ledger:
+    """Predict every line of a budget; where it names several machines, of its tightest rank (see `Ledger`).
+
+    Raises `ValueError` for ctx or users below 1, naming the field, and for a layout that vLLM refuses.
     """
     for name, value in (("ctx", budget.ctx), ("users", budget.users)):
         if value < 1:
             raise ValueError(f"{name} is {value:,}; allowed is a whole number >= 1")
+    if budget.machines == 1:
+        return _predict(budget)
+    stages = tuple(_predict(part) for part in held(budget))
+    tightest = min(stages, key=lambda ledger: ledger.headroom)
+    ledger = Ledger(budget, tightest.lines, tightest.kv_per_request, tightest.held)
+    ledger.stages = stages
+    return ledger
+
+
+def _predict(budget: Budget) -> Ledger:
     weights = budget.format.weigh(budget.model)
     request = kv_request(budget, budget.ctx)
     cache = request * budget.users

@@ -99,6 +99,22 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
     return _machine(found, table[found])
 
 
+#: Most machines that one budget may name.
+MAX_MACHINES = 4096
+
+
+def counted(name: str) -> tuple[int, str]:
+    """``2x dgx-spark`` -> (2, ``dgx-spark``); a name without a number is one.  Raises `UnknownMachine`."""
+    text = name.strip()
+    digits = len(text) - len(text.lstrip("0123456789"))
+    number, rest = text[:digits], text[digits:].lstrip()
+    if not number or rest[:1] not in ("x", "X", "*", "×") or not rest[1:].strip():
+        return 1, name
+    if len(number) > 4 or not 1 <= int(number) <= MAX_MACHINES:
+        raise UnknownMachine(f"{number[:20]} machines are refused; allowed is 1 to {MAX_MACHINES:,}, as `2x dgx-spark`")
+    return int(number), rest[1:].strip()
+
+
 def all_machines(files: Sequence[str | os.PathLike[str]] = ()) -> dict[str, Machine]:
     """Every known machine by name, the shipped ones first, users' own over them."""
     table, _ = _shipped()

@@ -24,6 +24,7 @@ from membudget.fields import (
     Size,
     Text,
 )
+from membudget.machines import MAX_MACHINES
 from membudget.tolerance import Tolerance, parse
 from membudget.yaml_strict import Node
 
@@ -38,6 +39,12 @@ _OVERHEAD = Fields(
         "cuda_graphs": Field(Size(), "What captured CUDA graphs take.", "512 MiB"),
         "non_torch": Field(Size(), "Everything else outside PyTorch: NCCL, cuBLAS workspaces.", "0 B"),
     },
+)
+
+#: Names of vLLM's flags that are no fields, and why.
+_REPLICAS = (
+    "data parallel is not planned for: each replica is a deployment of its own; "
+    "write one replica's machines and its share of the users"
 )
 
 _VLLM = Fields(
@@ -57,6 +64,22 @@ _VLLM = Fields(
             Boolean(), "vLLM's flag, for its pool; the arithmetic does not use it.", "false"
         ),
         "enforce_eager": Field(Boolean(), "No CUDA graphs. Set overhead.cuda_graphs to 0 B with it.", "true"),
+        "tensor_parallel_size": Field(
+            Count(1, MAX_MACHINES),
+            "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
+            "2",
+            default="the number of machines, where neither size is given; else 1",
+        ),
+        "pipeline_parallel_size": Field(
+            Count(1, MAX_MACHINES), "Stages that the layers are dealt out to.", "2", default="1"
+        ),
+    },
+    refused={
+        "data_parallel_size": _REPLICAS,
+        "enable_expert_parallel": "expert parallel is not planned for: vLLM deals experts out by its own placement; "
+        "without it every rank holds a slice of every expert, which is what the arithmetic counts",
+        "decode_context_parallel_size": "decode context parallel is not planned for in budgets; "
+        "`membudget pool` knows it for one rank's pool",
     },
 )
 _TRANSFORMERS = Fields(
@@ -205,11 +228,12 @@ BUDGET = Fields(
         "machine": Field(
             Many(
                 Text(
-                    "a machine (dgx-spark, h100-80; `membudget machines` lists all), or this-machine",
-                    ["dgx-spark", "this-machine"],
+                    "a machine (dgx-spark, h100-80; `membudget machines` lists all), several (2x dgx-spark), "
+                    "or this-machine",
+                    ["dgx-spark", "2x dgx-spark", "this-machine"],
                 )
             ),
-            "The machine it must fit.",
+            "The machine it must fit, or how many of one kind: `2x dgx-spark`, one rank of vLLM on each.",
             "dgx-spark",
             required=True,
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from membudget.engines.vllm.ranks import REPLICATED
 from membudget.formats import Format, kv
 from membudget.formats.base import is_layer_matrix
 from membudget.model import CacheSpec, Model
@@ -92,13 +93,19 @@ def width_problem(model: Model, size: int) -> str | None:
 
 
 def split_bytes(model: Model, format: Format) -> tuple[int, int]:
-    """Bytes that are split over the devices (linear maps, embedding, head), and that each holds whole (the rest)."""
+    """Bytes that are split over the devices (linear maps, embedding, head), and that each holds whole (the rest).
+
+    MLA's down-projections are held whole: their latent serves every head.
+    """
     split = whole = 0
     for tensor in model.tensors:
         if tensor.part != "params":
             continue
         size = format.layout(tensor, model).nbytes * tensor.copies
-        if is_layer_matrix(tensor) or (tensor.role in ("embed", "lm_head") and len(tensor.shape) == 2):
+        whole_map = tensor.name.removesuffix(".weight").rpartition(".")[2] in REPLICATED
+        if (is_layer_matrix(tensor) and not whole_map) or (
+            tensor.role in ("embed", "lm_head") and len(tensor.shape) == 2
+        ):
             split += size
         else:
             whole += size

@@ -182,7 +182,7 @@ def test_lists_expand_to_a_product_with_readable_ids() -> None:
         ("format: bf16", "format: bf61", 2, "format: unknown format 'bf61': did you mean bf16?"),
         ("kv_cache_dtype: bf16", "kv_cache_dtype: fp7", 3, "kv_cache_dtype: unknown kv cache dtype 'fp7'"),
         ("machine: rtx-4090", "machine: rtx-4091", 6, "machine: no machine is called 'rtx-4091'. Did you mean rtx-4090"),
-        ("machine: rtx-4090", "machine: [h100, 2x dgx-spark]", 6, "machine[1]: 2 machines of 'dgx-spark': a budget is about one device so far"),
+        ("machine: rtx-4090", "machine: [h100, 2x dgx-sparc]", 6, "machine[1]: no machine is called 'dgx-sparc'"),
         ("model: meta-llama/Llama-3.1-8B", "model: ./nowhere", 1, "no such file or folder"),
     ],
 )  # fmt: skip

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import os
 
-from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, Budget, Engine
+from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, Budget, Engine, parallel_sizes
 from membudget.commands import Result
-from membudget.commands.common import choose_cache, choose_format, context, count, find_model, model_argument, share
+from membudget.commands.common import (
+    InputError,
+    choose_cache,
+    choose_format,
+    context,
+    count,
+    find_model,
+    model_argument,
+    share,
+)
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.machines import MAX_MACHINES
 from membudget.report.plan import model_context, render
 from membudget.report.terminal import Terminal
 from membudget.units import both
@@ -40,12 +50,20 @@ def options(parser: Declares) -> None:
     add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="as vLLM spells it: auto, fp8, ...; default: auto")
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", default="1", help="sequences at once, each at full context; default: 1")
-    add("--machine", metavar="NAME", action="append", help="may be repeated (`membudget machines`); default: a few")
+    add(
+        "--machine", metavar="NAME", action="append", help="or several, '2x dgx-spark'; may be repeated; default: a few"
+    )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
     add("--engine", choices=ENGINES, default="vllm", help="default: vllm")
     add("--max-num-batched-tokens", metavar="N", help=f"prefill chunk; default: {DEFAULT_BATCHED_TOKENS:,}")
     add("--gpu-memory-utilization", metavar="X", help="the part of the memory that the engine may claim")
+    add(
+        "--tensor-parallel-size",
+        metavar="N",
+        help="ranks that share every layer; default: all machines of one --machine",
+    )
+    add("--pipeline-parallel-size", metavar="N", help="stages that layers are dealt out to; default: 1")
     add("--attention", choices=("sdpa", "eager"), default="sdpa", help="eager holds every score; default: sdpa")
     add("--logits", choices=("last", "every"), default="last", help="positions whose logits are kept; default: last")
     add("--why", action="store_true", help="show each line's formula with its numbers")
@@ -56,7 +74,8 @@ def run(args: Arguments) -> Result:
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
     engine = _engine(args)
-    machines = find_machines(args.machine, args.machines)
+    boxes = find_many(args.machine, args.machines)
+    layouts = [(many, *_sizes(many, engine), machine) for many, machine in boxes]
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
@@ -64,7 +83,7 @@ def run(args: Arguments) -> Result:
     ctx = _context(ctx, model, notes)
     budgets = [
         Budget(
-            id=f"{model.name}-{form.name}.{machine.name}",
+            id=f"{model.name}-{form.name}.{machine.name if many == 1 else f'{many}x-{machine.name}'}",
             model=model,
             format=form,
             kv_cache_dtype=cache,
@@ -73,14 +92,34 @@ def run(args: Arguments) -> Result:
             machine=machine,
             engine=engine,
             convention=args.capacity,
+            machines=many,
+            tensor_parallel=tp,
+            pipeline_parallel=pp,
         )
-        for machine in machines
+        for many, tp, pp, machine in layouts
     ]
     ledgers = [predict(budget) for budget in budgets]
     notes += _notes(ledgers)
     fit = [ledger.fits for ledger in ledgers]
     code = 0 if (all(fit) if args.machine else any(fit)) else 1
     return Result(code, _document(ledgers, notes, found, code), lambda: _text(ledgers, notes, args.why))
+
+
+def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Machine]]:
+    """As `find_machines`, with how many of each: ``2x dgx-spark``."""
+    if not names:
+        return [(1, machine) for machine in find_machines(None, file)]
+    from membudget.machines import counted
+
+    found = [(many, find_machines([name], file)[0]) for many, name in map(counted, names)]
+    return list({(many, machine.name): (many, machine) for many, machine in found}.values())
+
+
+def _sizes(many: int, engine: Engine) -> tuple[int, int]:
+    try:
+        return parallel_sizes(many, engine)
+    except ValueError as error:
+        raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
 
 
 def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
@@ -96,12 +135,18 @@ def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
 
 def _engine(args: Arguments) -> Engine:
     chunk, part = args.max_num_batched_tokens, args.gpu_memory_utilization
+    given = {
+        "tensor_parallel_size": ("--tensor-parallel-size", args.tensor_parallel_size),
+        "pipeline_parallel_size": ("--pipeline-parallel-size", args.pipeline_parallel_size),
+    }
+    sizes = {name: count(option, text, MAX_MACHINES) for name, (option, text) in given.items() if text is not None}
     return Engine(
         args.engine,
         DEFAULT_BATCHED_TOKENS if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
         args.attention,
         args.logits,
         None if part is None else share("--gpu-memory-utilization", part),
+        sizes,
     )
 
 
@@ -131,6 +176,11 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
 
         size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
         notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token that a user keeps")
+    for ledger in ledgers:
+        if ledger.stages:
+            from membudget.report.ranks import notes as rank_notes
+
+            notes += rank_notes(ledger)
     if first.overhead is DEFAULT_OVERHEAD:
         parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
         notes.append(f"overhead is assumed until it is measured: {parts}")

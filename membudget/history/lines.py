@@ -39,7 +39,7 @@ def settings(budget: Budget) -> dict[str, Any]:
         "kv_cache_dtype": budget.kv_cache_dtype,
         "ctx": budget.ctx,
         "users": budget.users,
-        "machine": budget.machine.name,
+        "machine": budget.machine_name,
         "engine": engine.name,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "attention": engine.attention,
@@ -48,6 +48,8 @@ def settings(budget: Budget) -> dict[str, Any]:
     }
     if engine.gpu_memory_utilization is not None:
         found["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    if budget.machines > 1:
+        found |= {"tensor_parallel": budget.tensor_parallel, "pipeline_parallel": budget.pipeline_parallel}
     return found | {f"engine.{name}": value for name, value in engine.options.items()}
 
 

@@ -61,7 +61,8 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     kind = "unified memory" if machine.unified else "memory"
     said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
     verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
-    parts = [terminal.paint(plain(machine.name), "bold"), f"{both(capacity)} {kind}{said}"]
+    each = " each" if ledger.stages else ""
+    parts = [terminal.paint(_machine_name(ledger), "bold"), f"{both(capacity)}{each} {kind}{said}"]
     # the line that the bars must not cross: the machine, or what the engine may claim of it
     claim, limit = engine_limit(ledger.budget), capacity
     if claim is not None:
@@ -81,6 +82,10 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     total, end = _row("total", ledger.total, decimal), _end(ledger, terminal)
     narrow = len(total) + 2 + columns(end) > terminal.width
     lines += [total, f"  {end}"] if narrow else [f"{total}  {end}"]
+    if ledger.stages:
+        from membudget.report.ranks import table
+
+        lines += table(ledger, terminal)
     if why:
         for line in ledger.lines:
             lines += terminal.wrap(f"{line.bucket}, {line.part}: {line.why} = {line.bytes:,} B", "    ")
@@ -96,6 +101,11 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
             "  ",
         )
     return lines
+
+
+def _machine_name(ledger: Ledger) -> str:
+    many, name = ledger.budget.machines, plain(ledger.budget.machine.name)
+    return name if many == 1 else f"{many}x {name}"
 
 
 def _row(name: str, size: int, with_decimal: bool) -> str:

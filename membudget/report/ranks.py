@@ -1,0 +1,54 @@
+"""Several machines in a plan: one line a rank, and what the layout rests on."""
+
+from __future__ import annotations
+
+from membudget.ledger import BUCKETS, Ledger, Rank, ranks_text
+from membudget.report.terminal import Terminal
+from membudget.units import short
+
+
+def table(ledger: Ledger, terminal: Terminal) -> list[str]:
+    """Ranks that hold the same share a line: what each holds, and whether it fits; the tightest is marked."""
+    budget = ledger.budget
+    sizes = f"tensor parallel {budget.tensor_parallel}, pipeline parallel {budget.pipeline_parallel}"
+    out = terminal.wrap(f"{sizes}; the buckets above are those of {_tightest(ledger)}", "  ")
+    for ranks in _stages(ledger):
+        held = ranks[0].ledger
+        sums = ", ".join(f"{bucket} {short(held.sums[bucket])}" for bucket in BUCKETS)
+        room = f"{short(held.headroom)} free" if held.fits else f"{short(-held.headroom)} over"
+        said = terminal.paint(room, "good" if held.fits else "bad")
+        broken = f", {held.broken_by} breaks it" if held.broken_by else ""
+        out += terminal.wrap(
+            f"{ranks_text(ranks, len(ledger.stages) > 1)}: {sums}, total {short(held.total)}: {said}{broken}", "    "
+        )
+    return out
+
+
+def notes(ledger: Ledger) -> list[str]:
+    """What a reader of the plan should know about the layout."""
+    budget = ledger.budget
+    found = []
+    if not {"tensor_parallel_size", "pipeline_parallel_size"} & set(budget.engine.options):
+        found.append(f"{budget.machine_name}: no parallel sizes given, so tensor parallel {budget.machines}")
+    whole = sum(
+        budget.format.layout(tensor, budget.model).nbytes * tensor.copies
+        for tensor in budget.model.tensors
+        if tensor.part == "params" and tensor.role.partition(".")[0] in ("vision", "audio")
+    )
+    if whole:
+        found.append(f"other towers, {short(whole)}, are counted whole on the first stage's ranks: an upper bound")
+    found.append(
+        f"{budget.machine_name}: what NCCL takes is not counted until it is measured (overhead.non_torch of a budget)"
+    )
+    return found
+
+
+def _stages(ledger: Ledger) -> list[list[Rank]]:
+    groups: dict[int, list[Rank]] = {}
+    for rank in ledger.ranks:
+        groups.setdefault(rank.stage, []).append(rank)
+    return list(groups.values())
+
+
+def _tightest(ledger: Ledger) -> str:
+    return ranks_text([rank for rank in ledger.ranks if rank.ledger.held is ledger.held], len(ledger.stages) > 1)
