@@ -274,9 +274,12 @@ def membudget_measured(request: pytest.FixtureRequest, budget: Budget) -> Callab
     def keep(rows: Iterable[Any]) -> None:
         if request.config.stash[_BUDGETS].records:
             from membudget.history.lines import settings
+            from membudget.history.record import samples_of
             from membudget.history.recorder import prop, rows_to_lines
 
-            request.node.user_properties.append(prop(budget.id, settings(budget), rows_to_lines(rows)))
+            kept = list(rows)
+            found = prop(budget.id, settings(budget), rows_to_lines(kept), samples_of(kept))
+            request.node.user_properties.append(found)
 
     return keep
 

@@ -28,6 +28,7 @@ from membudget.history.here import machine, own_versions  # noqa: E402
 from membudget.machines import get  # noqa: E402
 from membudget.probe.measure import Settings, measure, refused  # noqa: E402
 from membudget.probe.plan import Plan, plan  # noqa: E402
+from membudget.report import samples  # noqa: E402
 from membudget.report.worksheet import lines  # noqa: E402
 
 #: Most telling first: what does not fit into the time is left out, and said.
@@ -88,6 +89,7 @@ def _run(plans: list[Plan], out: str, deadline: float) -> int:
             print(
                 f"{name} {group}: {found.status} {found.why} ({found.seconds:.0f} s)",
                 *lines(found.rows),
+                *samples.lines(found.rows),
                 sep="\n",
                 flush=True,
             )

@@ -22,7 +22,9 @@ from membudget.machines import THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
 from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, refused
 from membudget.probe.plan import CannotMeasure, Plan, plan
+from membudget.report import samples
 from membudget.report.failure import subject
+from membudget.report.terminal import Terminal
 from membudget.report.worksheet import failure, lines, markdown
 
 HERE = Path(__file__).parent
@@ -180,7 +182,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for comparison in done.values():
             took = f"{comparison.seconds:.0f} s" + (f", {comparison.status}" if comparison.status != "done" else "")
             terminalreporter.line(f"{comparison.budget} ({took})")
-            for text in lines(comparison.rows):
+            drawn = samples.lines(comparison.rows, Terminal.of().unicode)
+            for text in [*lines(comparison.rows), *drawn]:
                 terminalreporter.line("  " + text)
     if done and config.getoption("membudget_record", False):
         from membudget.history import here

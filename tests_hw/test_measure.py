@@ -73,7 +73,7 @@ def test_weights_of_a_checkpoint(llama: Budget, tmp_path: Path) -> None:
 
 
 def test_the_trace_decides_before_anything_is_loaded(tmp_path: Path) -> None:
-    """MLA's scores are not in the closed form: what it would start, the trace in the worker refuses; a little more is enough.
+    """MLA's scores are not in the closed form: what that would start, the trace in the worker refuses.
 
     Available is between what the closed form needs and what the trace found: the weights are not even loaded.
     """

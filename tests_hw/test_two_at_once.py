@@ -98,7 +98,7 @@ def _on_device(machine: Machine, kind: str) -> Shown:
     return shown
 
 
-@pytest.mark.parametrize("marker", [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("marker", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cuda", "spark")])
 @pytest.mark.parametrize("kind", ["engine", "notebook"])
 def test_the_predicted_one_fails_on_a_device(marker: str, kind: str) -> None:
     """The same on the device's own readings: one engine holds 4 GiB, and the second of two does not get its own."""

@@ -20,6 +20,7 @@ from membudget.history import Entry, Line, Record, RecordError, append, make, re
 from membudget.history import record as schema
 from membudget.history.record import SCHEMA, from_json
 from membudget.history.store import file_of
+from membudget.probe.comparison import Row
 
 pytestmark = pytest.mark.suite
 #: For processes of their own: they find membudget, and their records lie in box.jsonl.
@@ -56,6 +57,33 @@ def test_any_name_and_number_survive(name: str, value: int, unit: str) -> None:
     """A record is the same after JSON, whatever its budgets are called."""
     record = run(budgets={name: Entry("recorded", {name: Line(value, None, unit)}, {name: name})})
     assert from_json(json.loads(json.dumps(record.as_json()))) == record
+
+
+def test_samples_come_back_and_unknown_stays_unknown() -> None:
+    """What a line was measured at is in the record: columns of numbers, null where the device does not say."""
+    samples: dict[str, schema.Samples] = {
+        "kv_growth": {"tokens": [64, 128], "batch": [3, 3], "held": [393_216, 786_432]},
+        "fragmentation_dynamic": {"step": [1, 2], "total": [10, 20], "allocated": [1, 11], "reserved": [None, None]},
+    }
+    entry = run().budgets["llama.box"]._replace(samples=samples)
+    record = run(budgets={"llama.box": entry})
+    raw = json.loads(json.dumps(record.as_json()))
+    assert raw["schema"] == 2
+    assert from_json(raw) == record
+
+
+def test_a_record_from_before_samples_is_read() -> None:
+    """Schema 1 had no samples: its records are read as they are, with none."""
+    raw = run().as_json() | {"schema": 1}
+    assert from_json(raw) == run()
+    assert from_json(raw).budgets["llama.box"].samples == {}
+
+
+def test_samples_are_made_of_rows() -> None:
+    """Rows of a measurement become columns; rows without samples are left out."""
+    seen = ({"tokens": 64, "batch": 3, "held": 10}, {"tokens": 128, "batch": 3, "held": 20})
+    rows = [Row("kv_growth", "growth", 1, samples=seen), Row("weights", "weights", 1)]
+    assert schema.samples_of(rows) == {"kv_growth": {"tokens": [64, 128], "batch": [3, 3], "held": [10, 20]}}
 
 
 def test_a_torn_line_is_named_and_kept(tmp_path: Path) -> None:
@@ -150,6 +178,13 @@ def test_an_older_schema_is_upgraded_whole(monkeypatch: pytest.MonkeyPatch) -> N
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"measured": True}}}}}, "lines.w.measured is True"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"unit": "GB"}}}}}, "unit is one of"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"off": 1}}}}}, "lines.w is no object"),
+        ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": []}}}, "a.samples is a list"),
+        ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": 1}}}}}, "no table of columns"),
+        ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": [1.5]}}}}}, "samples.w.x has 1.5"),
+        (
+            {"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": [1], "y": []}}}}},
+            "not of one length",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], said: str) -> None:

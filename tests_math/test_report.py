@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 from membudget.cli import main
 from membudget.history import Entry, Line, Record, append
 from membudget.machines import get
-from membudget.report import run_page, story
+from membudget.probe.comparison import Comparison, Row
+from membudget.report import run_page, samples, story
 from membudget.report.story import Told
+from membudget.report.worksheet import markdown
 from membudget.units import GIB, MIB
 
 pytestmark = pytest.mark.suite
@@ -196,3 +199,98 @@ def budget_file(tmp_path: Path) -> Path:
     file = tmp_path / "wrong.yaml"
     file.write_text(f"{text}\nexpect:\n  params: 8_030_261_249\n", encoding="utf-8")
     return file
+
+
+#: Prompts of 2,048, 4,096 and 8,192 tokens, four at once, on an allocator that rounds to 512 bytes.
+GROWN = {
+    "tokens": [2048, 4096, 8192],
+    "batch": [4, 4, 4],
+    "held": [4 * tokens * SLOPE + 512 for tokens in (2048, 4096, 8192)],
+}
+
+
+def stepped(*spare: int | None) -> dict[str, list[int | None]]:
+    """A fragmentation measurement every 250 steps, with so much reserved beside what is allocated."""
+    total = [WEIGHTS + number * 250 * 8 * SLOPE for number in range(1, len(spare) + 1)]
+    return {
+        "step": [250 * number for number in range(1, len(spare) + 1)],
+        "total": list(total),
+        "allocated": [size - WEIGHTS for size in total],
+        "reserved": [None if more is None else size + more for size, more in zip(total, spare, strict=True)],
+    }
+
+
+def sampled(found: dict[str, dict[str, list[int | None]]]) -> story.Story:
+    """The story of one night with samples in its record."""
+    entry = RUNS[0].budgets["llama-3.1-8b-bf16.dgx-spark"]._replace(samples=found)
+    record = RUNS[0]._replace(budgets={"llama": entry})
+    return story.of_record(record, (record,), capacity)
+
+
+def test_measured_points_stand_on_the_growth_line() -> None:
+    """Each prompt's cache is a dot: one user's share, at the height of the predicted line."""
+    found = sampled({"kv_growth": GROWN})  # type: ignore[dict-item]
+    growth = found.told[0].growth
+    assert growth is not None
+    assert growth.points == tuple((tokens, tokens * SLOPE + 128) for tokens in (2048, 4096, 8192))
+    page = run_page.render(found)
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="3.5"><title>([^<]+)</title>', page)
+    assert dots[0][2] == "268,435,584 B at 2,048 tokens, measured"
+    # 80 to 428 wide for 8,192 tokens, 200 to 16 high for the largest
+    assert [float(x) for x, _, _ in dots] == pytest.approx([167, 254, 428], abs=0.1)
+    assert [float(y) for _, y, _ in dots] == pytest.approx([154, 108, 16], abs=0.1)
+    assert "dots: what 3 prompts of growing length held" in page
+
+
+def test_measured_slope_keeps_its_intercept() -> None:
+    """A cache that takes 1 GiB once and grows as predicted is a parallel line above, not a steeper one."""
+    more = {**GROWN, "held": [size + 4 * GIB for size in GROWN["held"]]}
+    page = run_page.render(sampled({"kv_growth": more}))  # type: ignore[dict-item]
+    lines = re.findall(r'<path class="line (?:kv_cache|seen)"[^>]* d="M([^"]+)"', page)
+    ends = [[tuple(map(float, point.split())) for point in line.split("L")] for line in lines]
+    slopes = [(last[1] - first[1]) / (last[0] - first[0]) for first, last in ((line[0], line[-1]) for line in ends)]
+    assert slopes[0] == pytest.approx(slopes[1], rel=0.01)
+    assert ends[1][0][0] == pytest.approx(167, abs=0.1)
+
+
+def test_fragmentation_is_drawn_by_step() -> None:
+    """Reserved less allocated with each kind of cache: three lines that are told apart without colour, with labels."""
+    found = sampled(
+        {
+            "fragmentation_dynamic": stepped(100 * MIB, 300 * MIB),
+            "fragmentation_static": stepped(0, 0),
+            "fragmentation_expandable": stepped(50 * MIB, 60 * MIB),
+        }
+    )
+    page = run_page.render(found)
+    assert "dynamic: 300.00 MiB reserved, not allocated after 500 steps" in page
+    for kind in ("dynamic", "static", "expandable"):
+        assert f'<path class="line {kind}"' in page
+        assert f">{kind}</text>" in page
+    heights = [float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)">(?:dynamic|static|expandable)<', page)]
+    assert all(abs(one - two) >= 12 for one, two in itertools.pairwise(heights))
+    ET.fromstring(re.sub(r" open>", ' open="">', page[page.index("<body>") : page.index("</body>") + 7]))
+
+
+def test_without_a_caching_allocator_the_page_says_why() -> None:
+    """On the CPU nothing reserves: what is allocated is drawn, and the reason stands beside it."""
+    page = run_page.render(sampled({"fragmentation_dynamic": stepped(None, None)}))
+    assert "This device has no caching allocator" in page
+    assert "dynamic: 500.00 MiB allocated after 500 steps" in page
+
+
+def test_fragmentation_as_text() -> None:
+    """The worksheet draws a block a step, or ASCII where blocks do not arrive; Markdown has a row a step."""
+    seen = [
+        {"step": 250, "total": 5 * GIB, "allocated": GIB, "reserved": 5 * GIB},
+        {"step": 500, "total": 6 * GIB, "allocated": 2 * GIB, "reserved": 6 * GIB + 400 * MIB},
+    ]
+    rows = [Row("fragmentation_dynamic", "fragmentation", None, samples=tuple(seen))]
+    drawn = "fragmentation: reserved and not allocated\n  dynamic  ▁█  0 B at step 250, 400.00 MiB at step 500"
+    assert "\n".join(samples.lines(rows)) == f"{drawn}, most 400.00 MiB"
+    assert "  dynamic  _#  " in samples.lines(rows, unicode=False)[1]
+    page = markdown([Comparison("llama", tuple(rows))], "Worksheets")
+    assert "| 500 | 419,430,400 B |" in page
+    unknown = [Row("fragmentation_static", "fragmentation", None, samples=({**seen[0], "reserved": None},))]
+    assert "no caching allocator" in samples.lines(unknown)[0]
+    assert samples.lines([]) == []

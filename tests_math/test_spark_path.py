@@ -283,8 +283,9 @@ def test_the_gap_at_the_edge_is_told_by_line(llama: Budget, monkeypatch: pytest.
     comparison = _measured(llama, monkeypatch, tmp_path, Spark(edge=found, trace_edge=trace))
     row = _row(comparison, "max_users")
     assert row.verdict == "under"
-    assert "2 below the prediction: the prefill spike 700.00 MiB more than on fake tensors, fragmentation 200.00 MiB" in (
-        row.note
+    assert (
+        "2 below the prediction: the prefill spike 700.00 MiB more than on fake tensors, fragmentation 200.00 MiB"
+        in (row.note)
     )
     parts = {name: _row(comparison, name).measured for name in EDGE_PARTS}
     assert sum(parts.values()) + kept == 40 * GIB

@@ -69,6 +69,8 @@ def run(args: Arguments) -> Result:
 
 
 def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[str]) -> Result:
+    from membudget.report import samples
+    from membudget.report.terminal import Terminal
     from membudget.report.worksheet import lines
 
     document = {
@@ -86,9 +88,11 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
         "plans": plans,
         "not_measured": reasons,
     }
+    blocks = Terminal.of().unicode
     text = [f"{item['text']}\n  now: {item['refused'] or 'it would start'}" for item in plans]
     for item in done:
         text += [f"{item.budget}: {item.status}{': ' + item.why if item.why else ''}", *lines(item.rows)]
+        text += samples.lines(item.rows, blocks)
         text += [f"  {row.name}: {row.note}" for row in item.broken]
         text += [item.detail] if item.detail else []
     text += [f"not measured: {reason}" for reason in reasons]

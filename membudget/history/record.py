@@ -6,15 +6,18 @@ an older schema is upgraded as a whole (`UPGRADES`) or refused, never half-read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 #: The schema that is written.
-SCHEMA = 1
+SCHEMA = 2
 #: How a record of an older schema becomes one of the next, by the older one's number.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+#: 1 -> 2: budgets may have samples, and an older one has none.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda raw: raw}
 UNITS = ("bytes", "count", "word")
 VERDICTS = ("passed", "failed", "recorded")
+#: What a line's figure was made from: columns of whole numbers by name, all of one length.
+Samples = dict[str, list[int | None]]
 
 
 class RecordError(ValueError):
@@ -39,12 +42,15 @@ class Entry(NamedTuple):
 
     verdict: ``passed``, ``failed``, or ``recorded`` (nothing was judged).  settings: what was asked,
     flags of the engine included.  why: the first line of a failure.
+    samples: by line, what it was measured at: ``kv_growth`` has tokens, batch and held bytes,
+    ``fragmentation_...`` step, total, allocated and reserved bytes (None: unknown), ``max_users`` users and fits.
     """
 
     verdict: str
     lines: dict[str, Line]
     settings: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple default, never written to)
     why: str = ""
+    samples: dict[str, Samples] = {}  # noqa: RUF012
 
 
 class Record(NamedTuple):
@@ -136,7 +142,24 @@ def _entry(budget: str, raw: object) -> Entry:
     if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
         raise RecordError(f"budgets.{budget}: settings is a table and why a text")
     lines = {name: _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
-    return Entry(raw["verdict"], lines, raw.get("settings", {}), raw.get("why", ""))
+    return Entry(raw["verdict"], lines, raw.get("settings", {}), raw.get("why", ""), _samples(budget, raw))
+
+
+def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
+    found = raw.get("samples", {})
+    if not isinstance(found, dict):
+        raise RecordError(f"budgets.{budget}.samples is {_kind(found)}: a table by line is needed")
+    for line, columns in found.items():
+        where = f"budgets.{budget}.samples.{line}"
+        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+            raise RecordError(f"{where} is no table of columns")
+        if len({len(column) for column in columns.values()}) > 1:
+            raise RecordError(f"{where}: its columns are not of one length")
+        for name, column in columns.items():
+            odd = [value for value in column if value is not None and type(value) is not int]
+            if odd:
+                raise RecordError(f"{where}.{name} has {odd[0]!r}: whole numbers are needed, null where unknown")
+    return found
 
 
 def _line(where: str, raw: object) -> Line:
@@ -161,6 +184,8 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     if entry.why:
         out["why"] = entry.why
     out["lines"] = {name: _line_json(line) for name, line in entry.lines.items()}
+    if entry.samples:
+        out["samples"] = entry.samples
     return out
 
 
@@ -174,6 +199,15 @@ def _line_json(line: Line) -> dict[str, Any]:
 
 def _kind(value: object) -> str:
     return {dict: "an object", list: "a list", str: "a text", type(None): "nothing"}.get(type(value), repr(value))
+
+
+def samples_of(rows: Iterable[Any]) -> dict[str, Samples]:
+    """Samples of `membudget.probe.comparison` rows as columns, by line; rows without any are left out."""
+    return {
+        row.name: {name: [sample.get(name) for sample in row.samples] for name in row.samples[0]}
+        for row in rows
+        if row.samples
+    }
 
 
 def as_table(raw: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import pytest
 from membudget.history import here
 from membudget.history.changes import known_changes
 from membudget.history.drift import Drift, compare
-from membudget.history.record import Entry, Line, Record
+from membudget.history.record import Entry, Line, Record, Samples
 from membudget.history.select import SelectError, baseline
 from membudget.history.store import append, read_folder
 from membudget.history.text import explain, headline
@@ -43,14 +43,15 @@ class Recorder:
 
     def _keep(self, found: dict[str, Any], report: pytest.TestReport) -> None:
         budget, lines = found["budget"], {name: Line(**line) for name, line in found["lines"].items()}
+        samples = found.get("samples", {})
         old = self.budgets.get(budget)
         text = str(report.longrepr).strip().splitlines() if report.failed else []
         verdict, why = ("failed", text[0] if text else "failed") if report.failed else ("passed", "")
         if old is not None:
-            lines = merged(old.lines, lines)
+            lines, samples = merged(old.lines, lines), {**old.samples, **samples}
             if old.verdict == "failed":
                 verdict, why = "failed", old.why
-        self.budgets[budget] = Entry(verdict, lines, found["settings"], why)
+        self.budgets[budget] = Entry(verdict, lines, found["settings"], why, samples)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -154,10 +155,18 @@ def merged(old: Mapping[str, Line], new: Mapping[str, Line]) -> dict[str, Line]:
     return out
 
 
-def prop(budget: str, settings: Mapping[str, Any], lines: Mapping[str, Line]) -> tuple[str, str]:
-    """The user property by which a test reports lines of a budget."""
-    found = {name: line._asdict() for name, line in lines.items()}
-    return PROPERTY, json.dumps({"budget": budget, "settings": dict(settings), "lines": found})
+def prop(
+    budget: str,
+    settings: Mapping[str, Any],
+    lines: Mapping[str, Line],
+    samples: Mapping[str, Samples] | None = None,
+) -> tuple[str, str]:
+    """The user property by which a test reports lines of a budget, and what they were measured at."""
+    found: dict[str, Any] = {"budget": budget, "settings": dict(settings)}
+    found["lines"] = {name: line._asdict() for name, line in lines.items()}
+    if samples:
+        found["samples"] = dict(samples)
+    return PROPERTY, json.dumps(found)
 
 
 def refusal(environment: Mapping[str, str] | None = None) -> str | None:

@@ -109,8 +109,8 @@ def run(
     """Run `command` in its own process group; `request` is its standard input, one JSON line.
 
     The child writes JSON objects, one a line: {"stage": ...} as it goes and {"result": ...}
-    last.  `report` is called with every stage.  Once `until` says so the child is ended.  Never raises for what the child does, and
-    never returns while a process of its tree is alive.
+    last.  `report` is called with every stage.  Once `until` says so the child is ended.
+    Never raises for what the child does, and never returns while a process of its tree is alive.
     """
     said_no = refusal(limits, available())
     if said_no is not None:

@@ -24,7 +24,10 @@ WORKER = ("-u", "-m", "membudget.probe.worker")
 
 
 class Claim(NamedTuple):
-    """What one process will hold, in bytes.  kind: ``engine`` (asks at its start) or ``notebook`` (takes as it goes)."""
+    """What one process will hold, in bytes.
+
+    kind: ``engine`` (asks for all of it at its start) or ``notebook`` (takes as it goes).
+    """
 
     name: str
     bytes: int

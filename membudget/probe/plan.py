@@ -295,9 +295,11 @@ class _Maker:
         search = {"tokens": tokens, "decode": EDGE_DECODE, "chunk": chunk, "near": max(most, 1), "most": 8 * most + 64}
         self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
         self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
+        spike = f"one prefill of {f'{chunk:,} tokens of ' if chunk else ''}all"
+        total = short(self._edge_bytes(most, tokens))
         why = (
-            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} "
-            f"+ one prefill of {f'{chunk:,} tokens of ' if chunk else ''}all: {short(self._edge_bytes(most, tokens))} under a ceiling of {short(self.ceiling)}"
+            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} + {spike}: "
+            f"{total} under a ceiling of {short(self.ceiling)}"
         )
         self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
         self.row("max_users_closed_form", "edge", most, why, unit="count")

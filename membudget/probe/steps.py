@@ -99,7 +99,8 @@ def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> 
     config, dtype = request["config"], request["dtype"]
     if step["do"] == "trace_edge":
         return trace_edge(config, dtype=dtype, tell=_teller("trace_edge", report), **options)
-    return {"trace": trace, "trace_served": trace_served}[step["do"]](config, dtype=dtype, **options)
+    ask: Callable[..., Figures] = trace_served if step["do"] == "trace_served" else trace
+    return ask(config, dtype=dtype, **options)
 
 
 def _teller(name: str, report: Report) -> Callable[[Looking], None]:

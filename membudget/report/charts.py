@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from membudget.report.html import text
-from membudget.report.story import DRAWN, Course, Growth, Told
+from membudget.report.story import DRAWN, Course, Growth, Steps, Told
 from membudget.units import short
 
 NAMES = {"weights": "weights", "kv_cache": "KV cache", "activations": "activations", "overhead": "overhead"}
@@ -56,33 +56,102 @@ def bars(told: Told, rows: bool = True) -> str:
 
 
 def growth(found: Growth, identity: str) -> str:
-    """One user's cache over tokens: predicted as a line, what was measured as dashes of its own slope."""
+    """One user's cache over tokens: predicted as a line, measured as points, and dashes of the measured slope."""
     if not found.predicted:
         return ""
     ctx, top = found.predicted[-1]
-    measured = None if found.measured is None else found.measured * ctx
-    high = max(top, measured or 0) or 1
-    width, height, left, bottom = 440, 230, 80, 200
-
-    def at(tokens: int, size: int) -> str:
-        return f"{left + (width - left - 12) * tokens / ctx:.1f} {bottom - (bottom - 16) * size / high:.1f}"
-
-    said = f"KV cache of one user: {short(top)} at {ctx:,} tokens predicted"
+    start, end = _slope_ends(found, ctx)
+    ctx = max(ctx, *(tokens for tokens, _ in found.points)) if found.points else ctx
+    high = max(top, end[1], *(held for _, held in found.points)) if found.points else max(top, end[1])
+    said = f"KV cache of one user: {short(top)} at {found.predicted[-1][0]:,} tokens predicted"
     if found.measured is not None:
         said += f"; measured {found.measured:,} B a token"
-    parts = [f'<svg class="growth" viewBox="0 0 {width} {height}" role="img" aria-label="{text(said)}">']
-    for share in (0, 1, 2):
-        y = bottom - (bottom - 16) * share / 2
-        parts.append(f'<line class="grid" x1="{left}" x2="{width - 12}" y1="{y:.0f}" y2="{y:.0f}"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{text(short(high * share // 2))}</text>')
-        x = left + (width - left - 12) * share / 2
-        anchor = ("start", "middle", "end")[share]
-        parts.append(f'<text x="{x:.0f}" y="{height - 8}" text-anchor="{anchor}">{ctx * share // 2:,}</text>')
-    path = "L".join(at(tokens, size) for tokens, size in found.predicted)
+    said += "".join(f"; {short(held)} at {tokens:,} tokens measured" for tokens, held in found.points)
+    frame = Frame(ctx, high or 1)
+    parts = [f'<svg class="growth" viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{text(said)}">']
+    parts += frame.grid()
+    path = "L".join(frame.at(tokens, size) for tokens, size in found.predicted)
     parts.append(f'<path class="line kv_cache" id="{text(identity)}" d="M{path}"/>')
-    if measured is not None:
-        parts.append(f'<path class="line seen" d="M{at(0, 0)}L{at(ctx, measured)}"/>')
+    if found.measured is not None:
+        parts.append(f'<path class="line seen" d="M{frame.at(*start)}L{frame.at(*end)}"/>')
+    for tokens, held in found.points:
+        parts.append(frame.dot(tokens, held, f"{held:,} B at {tokens:,} tokens, measured"))
     return "".join([*parts, "</svg>"])
+
+
+def _slope_ends(found: Growth, ctx: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the measured slope is drawn: through the first point, whatever its intercept; from zero without points."""
+    slope = found.measured or 0
+    if not found.points:
+        return (0, 0), (ctx, slope * ctx)
+    (first, held), (last, _) = found.points[0], found.points[-1]
+    return (first, held), (last, held + slope * (last - first))
+
+
+def steps(found: Sequence[Steps]) -> str:
+    """What lies reserved and unused by step, a line for each kind; what is allocated where nobody knows the former."""
+    known = reserves(found)
+    lines = {item.kind: item.sizes(known) for item in found}
+    frame = Frame(
+        max(points[-1][0] for points in lines.values()),
+        max(size for points in lines.values() for _, size in points) or 1,
+        right=92,
+    )
+    what = "reserved, not allocated" if known else "allocated"
+    ends = [f"{kind}: {short(points[-1][1])} {what} after {points[-1][0]:,} steps" for kind, points in lines.items()]
+    label = text("; ".join(ends))
+    parts = [f'<svg class="growth steps" viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{label}">']
+    parts += frame.grid()
+    for kind, points in lines.items():
+        path = "L".join(frame.at(step, size) for step, size in points)
+        parts.append(f'<path class="line {text(kind)}" d="M{path}"/>')
+        parts += [frame.dot(step, size, f"{kind}, step {step:,}: {size:,} B {what}") for step, size in points]
+    # names stand beside the ends of their lines, the highest first, and never on each other
+    above = 0.0
+    for kind, points in sorted(lines.items(), key=lambda item: -item[1][-1][1]):
+        x, y = map(float, frame.at(*points[-1]).split())
+        above = max(y + 4, above + 14)
+        parts.append(f'<text x="{x + 8:.1f}" y="{above:.1f}">{text(kind)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def reserves(found: Sequence[Steps]) -> bool:
+    """Whether the device said what it reserves at every step."""
+    return all(spare is not None for item in found for _, _, spare in item.points)
+
+
+class Frame:
+    """Axes from 0 to `wide` and 0 to `high` bytes in a picture of fixed size."""
+
+    width, height, left, bottom = 440, 230, 80, 200
+
+    def __init__(self, wide: int, high: int, right: int = 12) -> None:
+        self.wide, self.high, self.right = max(wide, 1), high, self.width - right
+
+    def at(self, place: int, size: int) -> str:
+        """A point as SVG writes it."""
+        x = self.left + (self.right - self.left) * place / self.wide
+        return f"{x:.1f} {self.bottom - (self.bottom - 16) * size / self.high:.1f}"
+
+    def dot(self, place: int, size: int, label: str) -> str:
+        """A point that was measured, with what it says."""
+        x, y = self.at(place, size).split()
+        return f'<circle cx="{x}" cy="{y}" r="3.5"><title>{text(label)}</title></circle>'
+
+    def grid(self) -> list[str]:
+        """Three lines with their sizes, three places with their numbers."""
+        parts = []
+        for share in (0, 1, 2):
+            y = self.bottom - (self.bottom - 16) * share / 2
+            label = text(short(self.high * share // 2))
+            parts.append(f'<line class="grid" x1="{self.left}" x2="{self.right}" y1="{y:.0f}" y2="{y:.0f}"/>')
+            parts.append(f'<text x="{self.left - 8}" y="{y + 4:.0f}" text-anchor="end">{label}</text>')
+            x = self.left + (self.right - self.left) * share / 2
+            anchor = ("start", "middle", "end")[share]
+            parts.append(
+                f'<text x="{x:.0f}" y="{self.height - 8}" text-anchor="{anchor}">{self.wide * share // 2:,}</text>'
+            )
+        return parts
 
 
 def spark(course: Course) -> str:

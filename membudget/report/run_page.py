@@ -139,6 +139,8 @@ def _growth(told: Told, place: int) -> str:
         said += f", {found.slope_end:,} B once windows are full"
     if found.measured is not None:
         said += f"; {found.measured:,} B measured (dashed)"
+    if found.points:
+        said += f"; dots: what {len(found.points)} prompts of growing length held"
     drawn = charts.growth(found, f"g{place}")
     if not drawn:
         drawn = '<p class="small muted">its shape needs the model, which is not here</p>'
@@ -160,6 +162,16 @@ def _fragmentation(told: Told) -> str:
             rows.append(f'<p class="small">{text(label)}: {text(both(line.measured))}{text(allowed)}</p>{drawn}')
         else:
             rows.append(f'<p class="small muted">{text(label)}: not measured; only a caching allocator fragments</p>')
+    if told.steps:
+        rows.append(charts.steps(told.steps))
+        if charts.reserves(told.steps):
+            said = "reserved and not allocated, by step, with each kind of cache"
+        else:
+            said = (
+                "what is allocated beside the weights, by step. This device has no caching allocator: "
+                "what it reserves is unknown, because there is nothing that would reserve"
+            )
+        rows.append(f'<p class="small muted">{text(said)}</p>')
     return f"<section><h3>Fragmentation: reserved beside what is allocated</h3>{''.join(rows)}</section>"
 
 

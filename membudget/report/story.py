@@ -5,11 +5,11 @@ The page (`membudget.report.run_page`) draws this and computes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.history.lines import of_ledger, settings
-from membudget.history.record import Entry, Line, Record
+from membudget.history.record import Entry, Line, Record, Samples
 from membudget.judge import Verdict
 from membudget.ledger import BUCKETS
 from membudget.tolerance import Expectation
@@ -36,12 +36,29 @@ class Growth(NamedTuple):
 
     slope: of the first token.  slope_end: at the full context, fewer once windows are full.
     measured: bytes a token that were measured, None where none were.
+    points: (tokens, bytes) that were measured, of one user.
     """
 
     predicted: tuple[tuple[int, int], ...]
     slope: int | None
     slope_end: int | None
     measured: int | None
+    points: tuple[tuple[int, int], ...] = ()
+
+
+class Steps(NamedTuple):
+    """Many single-token steps with one kind of cache: ``dynamic``, ``static`` or ``expandable``.
+
+    points: (step, allocated beside the weights, reserved but not allocated), in bytes; None where the
+    device does not say what it reserves.
+    """
+
+    kind: str
+    points: tuple[tuple[int, int, int | None], ...]
+
+    def sizes(self, spare: bool) -> list[tuple[int, int]]:
+        """(step, bytes): what is reserved and not allocated with `spare`, else what is allocated."""
+        return [(step, (beside or 0) if spare else size) for step, size, beside in self.points]
 
 
 class Told(NamedTuple):
@@ -63,6 +80,7 @@ class Told(NamedTuple):
     courses: tuple[Course, ...] = ()
     broken: tuple[str, ...] = ()
     where: str = ""
+    steps: tuple[Steps, ...] = ()
 
     @property
     def word(self) -> str:
@@ -173,6 +191,9 @@ def _of_entry(name: str, entry: Entry, earlier: Sequence[Record], capacity: Call
     slope = lines.get("kv_growth") or lines.get("kv_per_token")
     measured = slope.measured if slope is not None and isinstance(slope.measured, int) else None
     says = entry.why or _summary(lines)
+    growth = _recorded_growth(asked, slope, measured)
+    if growth is not None:
+        growth = growth._replace(points=_points(entry.samples.get("kv_growth", {})))
     return Told(
         name,
         entry.verdict,
@@ -180,9 +201,32 @@ def _of_entry(name: str, entry: Entry, earlier: Sequence[Record], capacity: Call
         lines,
         asked,
         capacity(str(asked.get("machine", ""))),
-        growth=_recorded_growth(asked, slope, measured),
+        growth=growth,
         courses=tuple(_courses(name, earlier)),
+        steps=steps_of(entry.samples),
     )
+
+
+def _points(samples: Samples) -> tuple[tuple[int, int], ...]:
+    """One user's cache at the lengths that were measured; prompts in a batch are alike."""
+    columns = [samples.get(name, []) for name in ("tokens", "batch", "held")]
+    rows = zip(*columns, strict=False)
+    return tuple((tokens, held // batch) for tokens, batch, held in rows if tokens and batch and held is not None)
+
+
+def steps_of(samples: Mapping[str, Samples]) -> tuple[Steps, ...]:
+    """The fragmentation measurements among samples."""
+    found = []
+    for name, columns in samples.items():
+        if name.startswith("fragmentation_"):
+            rows = zip(*(columns.get(key, []) for key in ("step", "allocated", "total", "reserved")), strict=False)
+            points = tuple(
+                (step, allocated, None if reserved is None or total is None else reserved - total)
+                for step, allocated, total, reserved in rows
+                if step is not None and allocated is not None
+            )
+            found.append(Steps(name.removeprefix("fragmentation_"), points))
+    return tuple(item for item in found if item.points)
 
 
 def _summary(lines: dict[str, Line]) -> str:

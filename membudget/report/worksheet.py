@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from membudget.probe.comparison import Comparison, Row
+from membudget.report import samples
 from membudget.report.terminal import table
 from membudget.units import GIB, MIB, short
 
@@ -26,7 +27,7 @@ def markdown(comparisons: Iterable[Comparison], title: str) -> str:
             parts += [f"{comparison.status}: {comparison.why}", ""]
         parts += ["| " + " | ".join(HEAD) + " | why |", "|---|---:|---:|---:|---|---|---|"]
         parts += ["| " + " | ".join([*_cells(row), _escaped(_reason(row))]) + " |" for row in comparison.rows]
-        parts.append("")
+        parts += ["", *samples.markdown(comparison.rows)]
     return "\n".join(parts)
 
 
