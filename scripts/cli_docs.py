@@ -180,6 +180,7 @@ KEYS: dict[str, dict[str, str]] = {
         "found, before, after": "whether it moved; the last version as before, the first that moved",
         "values": "by version: `value` or `error`",
         "skipped": "versions in between that could not be asked",
+        "others": "further pairs of versions that were asked one after the other and differ",
         "changes": "known changes that fit",
     },
     "explore": {

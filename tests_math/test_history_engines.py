@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -160,6 +161,29 @@ def test_bisect_steps_over_what_gives_no_value(number: int, data: st.DataObject)
     assert [int(version[2:]) for version in found.skipped] == list(range(low + 1, high))
 
 
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
+def test_bisect_finds_a_move_among_several(values: list[int]) -> None:
+    """Whatever the course: neighbours that really differ, and every further move that was seen."""
+    versions = [f"1.{index}" for index in range(len(values))]
+    found = bisect(versions, lambda version: values[int(version[2:])])
+    assert found.found == (values[0] != values[-1])
+    if found.found:
+        low, high = int(found.before[2:]), int(found.after[2:])
+        assert high == low + 1
+        assert values[low] != values[high]
+        asked = sorted(int(version[2:]) for version in found.values)
+        steps = {(a, b) for a, b in itertools.pairwise(asked) if values[a] != values[b]}
+        assert {(int(a[2:]), int(b[2:])) for a, b in found.others} == steps - {(low, high)}
+
+
+def test_bisect_follows_the_larger_move() -> None:
+    """A peak that rose by 46 MiB at 5.14.0 and then fell from 102 GiB to 6: the fall is the question."""
+    course = {"5.13": 102_480, "5.14": 102_526, "5.15": 67_440, "5.16": 67_440, "5.17": 5_960, "5.18": 5_960}
+    found = bisect(list(course), course.__getitem__)
+    assert (found.before, found.after) == ("5.16", "5.17")
+    assert found.others == (("5.13", "5.15"),)
+
+
 def test_bisect_says_where_nothing_moved_and_which_end_is_dead() -> None:
     """The same at both ends is an answer; an end without a value is none."""
     assert bisect(["1", "2", "3"], lambda _: 7) == Bisected(False, "1", "3", {"1": 7, "3": 7}, {})
@@ -201,6 +225,19 @@ def test_the_command_names_the_version() -> None:
     assert (result.document["before"], result.document["after"]) == ("5.8.0", "5.8.1")
     assert "moved between transformers 5.8.0 and 5.8.1: 1.00 GiB -> 256.00 MiB, -0.75 GiB" in result.text()
     assert len(calls) == len(set(calls)) == 4
+
+
+def test_the_command_shows_bytes_where_they_are_needed_and_further_moves() -> None:
+    """29.26 GiB -> 29.26 GiB says nothing; a second move is named with how to narrow it."""
+    small = {"4.57.6": 31_412_968_448, "5.8.0": 31_412_968_448, "5.8.1": 31_412_968_448, "5.9.0": 31_419_784_192}
+    text = command.answer(asked(), lambda version: small.get(version, 31_419_784_192), RELEASED).text()
+    assert "between transformers 5.8.1 and 5.9.0: 31,412,968,448 B -> 31,419,784,192 B, +6.50 MiB" in text
+    course = {"4.57.6": 2**30, "5.8.0": 2**31, "5.8.1": 2**31}
+    result = command.answer(asked(), lambda version: course.get(version, 2**34), RELEASED)
+    assert "also     between transformers 4.57.6 and 5.8." in result.text()
+    assert "(ask again with --good 4.57.6 --bad 5.8." in result.text()
+    (other,) = result.document["others"]
+    assert other["before"] == "4.57.6"
 
 
 def test_the_command_refuses_what_it_cannot_ask(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def answer(args: Arguments, ask: Callable[[str], int], versions: list[str] | Non
             **{version: {"error": error} for version, error in found.errors.items()},
         },
         "skipped": list(found.skipped),
+        "others": [{"before": before, "after": after} for before, after in found.others],
         "changes": [{**item.change._asdict(), "certain": item.certain} for item in known],
     }
     return Result(0 if found.found else 1, document, lambda: _text(args, found, known))
@@ -139,20 +140,26 @@ def _known(args: Arguments, found: Bisected, budget: Budget | None) -> list[Know
 
 
 def _text(args: Arguments, found: Bisected, known: list[Known]) -> str:
-    from membudget.history.text import amount, signed
+    from membudget.history.text import amounts, signed
 
     unit = "bytes" if args.line in ("weights", "kv_cache", "prefill_peak", "pool_block_bytes") else "count"
-    good, bad = found.values[found.before], found.values[found.after]
+    shown = dict(zip(found.values, amounts(list(found.values.values()), unit), strict=True))
+
+    def move(before: str, after: str) -> str:
+        off = found.values[after] - found.values[before]
+        return f"between {args.package} {before} and {after}: {shown[before]} -> {shown[after]}, {signed(off, unit)}"
+
     if not found.found:
-        same = amount(good, unit)
+        same = shown[found.before]
         return f"{args.line} of {args.budget} did not move: {same} in {args.package} {found.before} and {found.after}"
-    lines = [
-        f"{args.line} of {args.budget} moved between {args.package} {found.before} and {found.after}: "
-        f"{amount(good, unit)} -> {amount(bad, unit)}, {signed(bad - good, unit)}"
-    ]
+    lines = [f"{args.line} of {args.budget} moved {move(found.before, found.after)}"]
     if found.skipped:
         lines.append(f"in between, without a value: {', '.join(found.skipped)}")
     lines += [f"likely   {item}" for item in known] or ["likely   no known change says so"]
-    lines += [f"asked    {version}: {amount(value, unit)}" for version, value in found.values.items()]
+    lines += [
+        f"also     {move(*pair)} (ask again with --good {pair[0]} --bad {pair[1]} for the version)"
+        for pair in found.others
+    ]
+    lines += [f"asked    {version}: {value}" for version, value in shown.items()]
     lines += [f"no value {version}: {error.splitlines()[0]}" for version, error in found.errors.items()]
     return "\n".join(lines)

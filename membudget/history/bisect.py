@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from membudget.history.drift import version_key
@@ -22,6 +23,7 @@ class Bisected(NamedTuple):
     found: whether the value differs between the ends.  before, after: the last version with the good
     value and the first with another; neighbours but for `skipped`, which gave no value.
     values: of every version that was asked.  errors: why others gave none.
+    others: further pairs of versions, next to each other among those asked, between which it moved as well.
     """
 
     found: bool
@@ -30,6 +32,7 @@ class Bisected(NamedTuple):
     values: dict[str, int]
     errors: dict[str, str]
     skipped: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
 
 
 def between(versions: Sequence[str], good: str, bad: str) -> list[str]:
@@ -67,7 +70,7 @@ def bisect(
     """Find two neighbours in `versions` (the first is good, the last is bad) between which the value moved.
 
     ask: the value of a version, or `CannotAsk`.  A version that gives none is stepped over.
-    Where the value moves more than once, one of the moves is found.
+    Where the value moves more than once the search follows the larger move, and `others` names the rest.
     Raises `CannotAsk` where an end gives no value.
     """
     values: dict[str, int] = {}
@@ -92,14 +95,29 @@ def bisect(
         middle = _next(low, high, versions, errors)
         if middle is None:
             skipped = tuple(versions[low + 1 : high])
-            return Bisected(True, versions[low], versions[high], values, errors, skipped)
+            pair = versions[low], versions[high]
+            others = tuple(item for item in _moves(versions, values, moved) if item != pair)
+            return Bisected(True, *pair, values, errors, skipped, others)
         found = value(versions[middle])
         if found is None:
             continue
-        if moved(values[good], found):
+        before, after = values[versions[low]], values[versions[high]]
+        # one of the halves holds a move, as the ends differ; where both do, the larger one is the question
+        first, second = moved(before, found), moved(found, after)
+        if first if first != second else abs(found - before) >= abs(after - found):
             high = middle
         else:
             low = middle
+
+
+def _moves(
+    versions: Sequence[str], values: dict[str, int], moved: Callable[[int, int], bool]
+) -> Iterator[tuple[str, str]]:
+    """Pairs of versions that were asked one after the other and differ, in the order of the versions."""
+    asked = [version for version in versions if version in values]
+    for before, after in pairwise(asked):
+        if moved(values[before], values[after]):
+            yield before, after
 
 
 def _next(low: int, high: int, versions: Sequence[str], errors: dict[str, str]) -> int | None:

@@ -42,6 +42,14 @@ def amount(value: int | str | None, unit: str) -> str:
     return f"{value:,}" if unit == "count" else short(value)
 
 
+def amounts(values: Sequence[int], unit: str) -> list[str]:
+    """Values with their unit, to the byte where two that differ would look alike."""
+    texts = [amount(value, unit) for value in values]
+    if unit == "bytes" and len(set(texts)) < len(set(values)):
+        return [f"{value:,} B" for value in values]
+    return texts
+
+
 def signed(off: int, unit: str) -> str:
     """A difference with its sign."""
     if unit != "bytes":
