@@ -61,6 +61,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if marker:
             marks: list[Any] = [getattr(pytest.mark, marker)]
             reason = _other_machine(item.machine) if marker == "cuda" else None
+            if item.machines > 1:
+                reason = f"this budget names {item.machines} machines: it is served, see tests_hw/test_served.py"
             if reason:
                 marks.append(pytest.mark.skip(reason=reason))
             params.append(pytest.param(item, id=item.id, marks=marks))

