@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from membudget import formats
+from membudget.budget import Budget
+from membudget.budget_file import Sources, parse
+from membudget.cli import main
 from membudget.engines.vllm.ranks import KNOWN, RankError, layer_of, stages
 from membudget.formats import Format
+from membudget.ledger import BUCKETS, predict
 from membudget.model import Model, build
+from membudget.report.ranks import notes
 from tests_hw.tiny_models import TINY
 
 pytestmark = pytest.mark.math
@@ -110,3 +117,151 @@ def test_what_vllm_refuses_is_refused(name: str, tp: int, pp: int) -> None:
 def test_every_known_family_was_compared() -> None:
     """No family is called known without an answer of vLLM's classes for it."""
     assert {made(name)[0].read_as for name in GOLDEN} >= KNOWN
+
+
+BUDGET = """\
+model: meta-llama/Llama-3.1-70B
+format: bf16
+ctx: 16Ki
+users: 4
+machine: 2x dgx-spark
+"""
+
+
+def read(text: str) -> Any:
+    """A budget file's budgets and problems."""
+    return parse(text.encode(), "b.yaml", "b", ".", Sources())
+
+
+def one(text: str) -> Budget:
+    """The only budget of a good file."""
+    budgets, problems = read(text)
+    assert problems == ()
+    (budget,) = budgets
+    assert isinstance(budget, Budget)
+    return budget
+
+
+def test_several_machines_are_tensor_parallel_by_default() -> None:
+    """Two machines without sizes are tensor parallel 2; every figure is of the tightest rank, and `ranks` has all."""
+    budget = one(BUDGET)
+    assert (budget.machines, budget.tensor_parallel, budget.pipeline_parallel) == (2, 2, 1)
+    ledger = predict(budget)
+    plan = ledger.as_json()
+    assert plan["machine"] == "2x dgx-spark"
+    assert plan["params"] == 70_553_706_496
+    said = GOLDEN["meta-llama--Llama-3.1-70B"]["ranks"]["tp2 pp1"][0]
+    held = sum(sum(layer.values()) * len(where) for where, layer in said["layers"]) + sum(said["other"].values())
+    assert plan["weights"] == held
+    assert plan["kv_cache"] == 4 * 16_384 * said["kv"]["FullAttentionSpec"]
+    assert [rank["rank"] for rank in plan["ranks"]] == [0, 1]
+    assert all(rank["total"] == plan["total"] == sum(rank[name] for name in BUCKETS) for rank in plan["ranks"])
+    assert ledger.headroom == budget.capacity - ledger.total
+
+
+def test_one_machine_says_nothing_of_ranks() -> None:
+    """A plan for one machine has the keys that it always had."""
+    plan = predict(one(BUDGET.replace("2x dgx-spark", "dgx-spark"))).as_json()
+    assert not {"ranks", "machines", "tensor_parallel_size", "pipeline_parallel_size"} & set(plan)
+    assert predict(one(BUDGET.replace("2x dgx-spark", "1x dgx-spark"))).as_json() == plan
+
+
+def test_the_tightest_stage_decides() -> None:
+    """Of uneven stages the one that holds more breaks first, and the verdict names its ranks and layers."""
+    text = BUDGET.replace("meta-llama/Llama-3.1-70B", "google/gemma-2-27b").replace("2x dgx-spark", "3x rtx-4090")
+    budget = one(text + "engine: {vllm: {pipeline_parallel_size: 3}}\n")
+    ledger = predict(budget)
+    totals = [stage.total for stage in ledger.stages]
+    assert len(set(totals)) > 1
+    assert ledger.total == max(totals)
+    tightest = totals.index(max(totals))
+    first, stop = ledger.ranks[tightest].layers
+    assert f"rank {tightest} (layers {first} to {stop - 1})" in ledger.verdict
+    assert [rank.layers for rank in ledger.ranks] == [(0, 15), (15, 31), (31, 46)]
+
+
+@given(users=st.integers(1, 64), ctx=st.integers(1, 131_072), pp=st.sampled_from([1, 2, 4]))
+def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) -> None:
+    """max_users and max_ctx hold on every rank, and one more breaks one."""
+    sizes = f"{{tensor_parallel_size: {4 // pp}, pipeline_parallel_size: {pp}}}"
+    text = BUDGET.replace("2x dgx-spark", "4x h100-80gb").replace("users: 4", f"users: {users}")
+    budget = one(text.replace("16Ki", str(ctx)) + f"engine: {{vllm: {sizes}}}\n")
+    ledger = predict(budget)
+    assert ledger.fits == all(stage.fits for stage in ledger.stages)
+    most = ledger.max_users
+    assert most == 0 or predict(budget._replace(users=most)).fits
+    assert not predict(budget._replace(users=most + 1)).fits
+    longest = ledger.max_ctx
+    assert longest == 0 or predict(budget._replace(ctx=longest)).fits
+    assert not predict(budget._replace(ctx=longest + 1)).fits
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "text"),
+    [
+        ("2x dgx-spark", "2x dgx-spark\nengine: {vllm: {tensor_parallel_size: 4}}", 6,
+         "engine.vllm.tensor_parallel_size: tensor_parallel_size 4 x pipeline_parallel_size 1 make 4 ranks, and"),
+        ("2x dgx-spark", "dgx-spark\nengine: {vllm: {tensor_parallel_size: 2}}", 6, "2 ranks, and machine names 1"),
+        ("2x dgx-spark", "6x h100", 5,
+         "machine: Total number of attention heads (64) must be divisible by tensor parallel size (6)."),
+        ("2x dgx-spark", "0x h100", 5, "0 machines are refused; allowed is 1 to 4,096"),
+        ("2x dgx-spark", "99999x h100", 5, "99999 machines are refused"),
+        ("2x dgx-spark", "2x nothing", 5, "no machine is called 'nothing'"),
+        ("2x dgx-spark", "2x dgx-spark\nengine: {transformers: {attention: sdpa}}", 5,
+         "2 machines need `engine: {vllm: ...}`"),
+        ("2x dgx-spark", "2x dgx-spark\nengine: {vllm: {data_parallel_size: 2}}", 6, "data parallel is not planned"),
+        ("2x dgx-spark", "2x dgx-spark\nengine: {vllm: {enable_expert_parallel: true}}", 6,
+         "expert parallel is not planned for"),
+        ("2x dgx-spark", "99x h100\nengine: {vllm: {pipeline_parallel_size: 99}}", 6,
+         "is more than the model's 80 layers; allowed: 1 to 80"),
+        ("format: bf16", "format: q4_k_m", 5, "how vLLM splits weights of q4_k_m over several machines is not known"),
+        ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-VL-2B-Instruct", 5, "how vLLM splits 'qwen3_vl_text'"),
+        ("2x dgx-spark", "2x dgx-spark\nbreak: [{outcome: fits}]\nceiling: 1 GiB", 6, "provoked on one machine"),
+    ],
+)  # fmt: skip
+def test_layouts_that_are_refused(old: str, new: str, line: int, text: str) -> None:
+    """What vLLM would refuse, and what is not known here, is an error with its file and line when the file is read."""
+    budgets, problems = read(BUDGET.replace(old, new))
+    assert budgets == ()
+    (problem,) = problems
+    assert problem.line == line
+    assert text in str(problem)
+
+
+def test_lists_of_machines_have_their_own_sizes() -> None:
+    """A list of machines, one and several, is one budget each, named apart."""
+    budgets, problems = read(BUDGET.replace("2x dgx-spark", "[dgx-spark, 2x dgx-spark, 4x dgx-spark]"))
+    assert problems == ()
+    assert [budget.id for budget in budgets] == ["b-dgx-spark", "b-2x-dgx-spark", "b-4x-dgx-spark"]
+    assert [predict(budget).fits for budget in budgets] == [False, True, True]
+
+
+def test_other_towers_are_an_upper_bound(tmp_path: Path) -> None:
+    """A vision tower is counted whole on the first stage, and the plan says so."""
+    budget = one(BUDGET.replace("meta-llama/Llama-3.1-70B", "google/gemma-3-27b-it"))
+    tower = sum(2 * tensor.elements for tensor in budget.model.tensors if tensor.role == "vision")
+    (stage,) = stages(budget.model, budget.format, 2, 1)
+    assert stage.whole == tower > 0
+    assert any("upper bound" in note for note in notes(predict(budget)))
+
+
+def test_mla_keeps_its_down_projections_whole() -> None:
+    """DeepSeek-V3's latent and its down-projections lie on every rank: doubling the ranks does not halve them."""
+    model, form = made("deepseek-ai--DeepSeek-V3")
+    names = ("q_a_proj.weight", "kv_a_proj_with_mqa.weight")
+    held = [
+        sum(tensor.elements for tensor in stages(model, form, tp, 1)[0].model.tensors if tensor.name.endswith(names))
+        for tp in (1, 2, 8)
+    ]
+    assert held[0] == held[1] == held[2] == 61 * 7168 * (1536 + 512 + 64)
+
+
+def test_plan_of_two_sparks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command shows a line a rank; sizes that do not make the machines are wrong input."""
+    command = ["plan", "meta-llama/Llama-3.1-70B", "--machine", "2x dgx-spark", "--pipeline-parallel-size", "2"]
+    assert main([*command, "--offline"]) == 0
+    text = capsys.readouterr().out
+    assert "rank 0 (layers 0 to 39)" in text
+    assert "rank 1 (layers 40 to 79)" in text
+    assert main([*command, "--tensor-parallel-size", "2", "--offline"]) == 2
+    assert "make 4 ranks, and machine names 2" in capsys.readouterr().err
