@@ -22,6 +22,7 @@ from membudget.machines import THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
 from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, refused
 from membudget.probe.plan import CannotMeasure, Plan, plan
+from membudget.probe.progress import Progress
 from membudget.report import samples
 from membudget.report.failure import subject
 from membudget.report.terminal import Terminal
@@ -131,8 +132,17 @@ def _settings(config: pytest.Config, device: str, budget: Budget) -> Settings:
         if place and any(entry.endswith(".safetensors") for entry in _entries(place)):
             found = place
     if device == "cpu":  # counted exactly in its own process: others on this machine do not disturb it
-        return Settings(checkpoint=found, lock=f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}", wait=WAIT)
-    return Settings(checkpoint=found)
+        lock = f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}"
+        return Settings(checkpoint=found, lock=lock, wait=WAIT, report=_progress(config).hear)
+    return Settings(checkpoint=found, report=_progress(config).hear)
+
+
+def _progress(config: pytest.Config) -> Progress:
+    """Where pytest's own report is on a terminal; with captured or piped output nothing is drawn."""
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or not reporter.isatty():
+        return Progress(None)
+    return Progress(lambda text: reporter.write(text, flush=True), Terminal.of().unicode)
 
 
 def _entries(folder: str) -> list[str]:

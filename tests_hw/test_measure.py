@@ -168,3 +168,17 @@ def _wait(done: Any, seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return bool(done())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
+def test_edge_with_chunks_is_the_traces(name: str, tmp_path: Path) -> None:
+    """Prefill in chunks of 48 tokens: as many users as on fake tensors, and the parts add up to the ceiling."""
+    made = plan(rehearsal(name)[0], "cpu", chunk=48)
+    found = measure(made, Settings(lock=str(tmp_path / "lock")), ["edge"])
+    rows = {row.name: row for row in found.rows}
+    assert rows["max_users"].verdict == "ok", rows["max_users"].note
+    assert rows["max_users"].measured > 0
+    parts = [rows[name].measured for name in ("edge_cache", "edge_spike", "edge_unused")]
+    assert [rows[name].off for name in ("edge_cache", "edge_spike", "edge_unused")] == [0, 0, 0]
+    assert 0 < made.ceiling - sum(parts) - made.weights < MIB  # the buffers
+    assert rows["max_users"].samples[0] == {"users": rows["max_users"].measured, "fits": 1}

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from membudget.probe import readings
 from membudget.probe.readings import FIELDS, Reading, Snapshot, Sources, Unknown, number, pair, snap
 from membudget.units import GIB
 
@@ -91,3 +97,202 @@ def test_this_machine_answers_every_field() -> None:
     assert set(reading.fields) == set(FIELDS)
     for item in reading.fields.values():
         assert (isinstance(item, Unknown) and item.reason) or (isinstance(item, int) and item >= 0)
+
+
+def _files(monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> None:
+    """A system that has these files and no other."""
+    monkeypatch.setattr(readings, "_read", texts.get)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (
+            {"/proc/self/cgroup": "0::/user.slice/a\n", "/sys/fs/cgroup/user.slice/a/memory.current": "409000000\n"},
+            409_000_000,
+        ),
+        # in a container: the path is the host's, the group is mounted as the root
+        ({"/proc/self/cgroup": "0::/docker/abc\n", "/sys/fs/cgroup/memory.current": "17\n"}, 17),
+        (
+            {
+                "/proc/self/cgroup": "11:cpu,cpuacct:/x\n5:memory:/docker/abc\n0::/docker/abc\n",
+                "/sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": "4096\n",
+            },
+            4096,
+        ),
+        ({"/proc/self/cgroup": "5:memory:/x\n", "/sys/fs/cgroup/memory/memory.usage_in_bytes": "8192\n"}, 8192),
+        (
+            {"/proc/self/cgroup": "0::/a\n", "/sys/fs/cgroup/a/memory.current": "max\n"},
+            "no /sys/fs/cgroup/a/memory.curr",
+        ),
+        ({"/proc/self/cgroup": "4:cpu:/a\n"}, "no cgroup of this process counts memory"),
+        ({}, "no /proc/self/cgroup"),
+    ],
+)
+def test_cgroups_of_both_kinds(texts: dict[str, str], expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """memory.current of version 2, memory.usage_in_bytes of version 1, in and outside a container; or the reason."""
+    _files(monkeypatch, texts)
+    found = Sources().cgroup()
+    assert expected in found.reason if isinstance(found, Unknown) else found == expected  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 0),
+        ("some avg10=12.34 avg60=1.00 avg300=0.20 total=9\nfull avg10=1.00\n", 12_340),
+        ("some avg10= avg60=\n", "has no avg10"),
+        ("some avg10=nan\n", "has no avg10"),
+        ("", "has no avg10"),
+        (None, "no /proc/pressure/memory"),
+    ],
+)
+def test_pressure_or_why_not(text: str | None, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PSI's ten-second figure; a kernel without PSI, and a file that says nothing, are unknown."""
+    _files(monkeypatch, {} if text is None else {"/proc/pressure/memory": text})
+    found = Sources().pressure()
+    assert expected in found.reason if isinstance(found, Unknown) else found == expected  # type: ignore[operator]
+
+
+def _torch(**parts: Any) -> Any:
+    """A torch that has a CPU and these devices."""
+    no = SimpleNamespace(is_available=lambda: False, is_initialized=lambda: False)
+    mps = parts.pop("mps", None)
+    backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: mps is not None))
+    return SimpleNamespace(**{"cuda": no, "mps": mps, "backends": backends, **parts})
+
+
+def test_a_mac_reads_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal's allocated, driver-allocated and recommended bytes; CUDA's fields say that there is no CUDA context.
+
+    107.52 GiB: what Metal recommends on a Mac of 128 GB (antirez/ds4/pull/893).
+    """
+    metal = SimpleNamespace(
+        current_allocated_memory=lambda: 3 * GIB,
+        driver_allocated_memory=lambda: 4 * GIB,
+        recommended_max_memory=lambda: int(107.52 * GIB),
+    )
+    monkeypatch.setitem(sys.modules, "torch", _torch(mps=metal))
+    found = snap("mac", _Mac())
+    assert found.unified is True
+    names = ("mps_allocated", "mps_driver", "mps_recommended")
+    assert [found.value(name) for name in names] == [3 * GIB, 4 * GIB, int(107.52 * GIB)]
+    assert found.fields["torch_allocated"] == Unknown("torch holds no CUDA context in this process")
+    assert found.fields["mem_available"] == Unknown("this system has no /proc/meminfo")
+
+
+class _Mac(Sources):
+    """No /proc and no NVIDIA driver."""
+
+    def meminfo(self) -> dict[str, int]:
+        return {}
+
+
+def test_an_old_torch_on_a_mac_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter that a version does not have is unknown with its name; the others are read."""
+    metal = SimpleNamespace(current_allocated_memory=lambda: 7, driver_allocated_memory=lambda: 8)
+    monkeypatch.setitem(sys.modules, "torch", _torch(mps=metal))
+    found = Sources().torch()
+    assert (found["mps_allocated"], found["mps_driver"]) == (7, 8)
+    recommended = found["mps_recommended"]
+    assert isinstance(recommended, Unknown)
+    assert "recommended_max_memory" in recommended.reason
+
+
+def test_torchs_cuda_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocated, reserved and both peaks of torch; free and total of the driver; integrated: unified."""
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        memory_allocated=lambda: 1,
+        memory_reserved=lambda: 2,
+        max_memory_allocated=lambda: 3,
+        max_memory_reserved=lambda: 4,
+        mem_get_info=lambda: (43_536_875 * 1024, 127_600_748 * 1024),
+        get_device_properties=lambda device: SimpleNamespace(is_integrated=1),
+    )
+    monkeypatch.setitem(sys.modules, "torch", _torch(cuda=cuda))
+    found = snap("gb10")
+    names = ("torch_allocated", "torch_reserved", "torch_peak_allocated", "torch_peak_reserved")
+    assert [found.value(name) for name in names] == [1, 2, 3, 4]
+    assert found.unified is True
+    assert round(found.fields["cuda_total"] / GIB, 2) == 121.69  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((0, 0), "0 bytes in total"),
+        ((9, 5), "9 bytes free of 5"),
+        (RuntimeError("cudaErrorNotSupported"), "NotSupported"),
+    ],
+)
+def test_a_driver_in_trouble_is_unknown(answer: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 of 0, more free than there is, and a call that fails: unknown with the reason, through torch itself."""
+
+    def ask() -> tuple[int, int]:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, mem_get_info=ask)
+    monkeypatch.setitem(sys.modules, "torch", _torch(cuda=cuda))
+    found = snap("trouble")
+    for name in ("cuda_free", "cuda_total"):
+        item = found.fields[name]
+        assert isinstance(item, Unknown)
+        assert why in item.reason
+
+
+class Nvml:
+    """pynvml on a Spark: no memory figure, a list of processes, a temperature."""
+
+    def __init__(self, processes: list[tuple[int, int | None]], temperature: Any = 61) -> None:
+        self.processes = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes]
+        self.temperature = temperature
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, device: int) -> str:
+        return "NVIDIA GB10"
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:
+        raise RuntimeError("Not Supported")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> Any:
+        return self.processes
+
+    def nvmlDeviceGetTemperature(self, device: int, sensor: int) -> Any:
+        if isinstance(self.temperature, Exception):
+            raise self.temperature
+        return self.temperature
+
+
+def test_nvml_on_a_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The per-process figure is a number, the device's memory is not supported, the temperature is in degrees."""
+    nvml = Nvml([(os.getpid(), 1_278_197_760), (1, None), (2, 2**64 - 1)])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(Sources, "integrated", lambda self: True)
+    found = snap("spark")
+    assert found.value("device_process") == 1_278_197_760
+    assert found.value("gpu_temperature") == 61
+    assert found.unified is True
+    assert found.fields["cuda_free"] == Unknown("the driver says Not Supported")
+    others = Sources().device_processes()
+    assert isinstance(others, dict)
+    assert isinstance(others[1], Unknown)
+    assert isinstance(others[2], Unknown)
+
+
+def test_nvml_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container hides this process, and the sensor is not supported: both unknown, with the reason."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([], RuntimeError("Not Supported")))
+    process, temperature = Sources().device_process(), Sources().temperature()
+    assert isinstance(process, Unknown)
+    assert "a container hides" in process.reason
+    assert temperature == Unknown("the driver says Not Supported")

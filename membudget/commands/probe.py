@@ -6,7 +6,8 @@ Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here,
 from __future__ import annotations
 
 from membudget.commands import Result
-from membudget.commands.common import NotHere, folder, short_repr, size
+from membudget.commands.common import NotHere, context, folder, short_repr, size
+from membudget.ledger import MAX_CTX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def options(parser: Declares) -> None:
     add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
     add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
     add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 12 GiB where unified")
+    add("--chunk", metavar="N", help="the edge prefills N tokens of each prompt at a time; default: all at once")
     add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
 
 
@@ -38,9 +40,11 @@ def run(args: Arguments) -> Result:
     from membudget.commands.common import InputError
     from membudget.probe.measure import Settings, device_of, measure, refused
     from membudget.probe.plan import CannotMeasure, plan
+    from membudget.probe.progress import Progress
 
     models = folder("--models", args.models)
     floor = size("--floor", args.floor) if args.floor else None
+    chunk = context("--chunk", args.chunk, MAX_CTX) if args.chunk else 0
     odd = sorted(set(args.only or ()) - set(GROUPS))
     if odd:
         raise InputError(f"--only: {short_repr(odd[0])} is refused; allowed is {', '.join(GROUPS)}")
@@ -51,12 +55,12 @@ def run(args: Arguments) -> Result:
     problems = [file.error for file in files if file.problems]
     if problems:
         raise InputError("\n".join(problems))
-    settings = Settings(floor=floor, report=None)
+    settings = Settings(floor=floor, report=Progress.on().hear)
     done: list[Comparison] = []
     plans, reasons = [], []
     for budget in (budget for file in files for budget in file.budgets):
         try:
-            made = plan(budget, device_of(budget.machine))
+            made = plan(budget, device_of(budget.machine), chunk)
         except CannotMeasure as error:
             reasons.append(f"{budget.id}: {error}")
             continue

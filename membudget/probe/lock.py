@@ -25,10 +25,7 @@ def machine_lock(path: str | None = None, wait_seconds: float = 0.0) -> Iterator
         yield ""
         return
     path = path or os.path.join(tempfile.gettempdir(), "membudget.measuring.lock")
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666))
-        os.chmod(path, 0o666)
-    with open(path, "r+", encoding="utf-8") as file:
+    with os.fdopen(_open(path), "r+", encoding="utf-8") as file:
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
@@ -53,3 +50,23 @@ def machine_lock(path: str | None = None, wait_seconds: float = 0.0) -> Iterator
             file.truncate()
             file.flush()
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _open(path: str) -> int:
+    """The lock file, made where it is not there, open to every user of the machine.
+
+    It lies where anyone may write, so a link there could lead to a file of ours: none is followed.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if os.path.islink(path):
+            raise Busy(f"the lock {path} is a link, and none is followed: delete it, and ask who made it") from None
+        raise error
+    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    with contextlib.suppress(OSError):  # another user's: theirs to open
+        os.fchmod(descriptor, 0o666)
+    return descriptor

@@ -185,28 +185,29 @@ def summarize(found: list[Live]) -> list[Live]:
 
 
 def cache_tensors(cache: Any) -> list[Any]:
-    """Every tensor that a cache object holds, however the version keeps it."""
+    """Every tensor that a cache object holds, however the version keeps it.
+
+    No function in here refers to itself: such a cycle would keep the tensors alive until the garbage collector
+    comes, and a peak that is measured meanwhile would count them twice.
+    """
     found: list[Any] = []
     seen: set[int] = set()
-
-    def walk(item: Any, depth: int) -> None:
+    waiting: list[tuple[Any, int]] = [(cache, 0)]
+    while waiting:
+        item, depth = waiting.pop()
         if item is None or isinstance(item, (str, bytes, int, float, bool)) or id(item) in seen or depth > 8:
-            return
+            continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
             found.append(item)
         elif isinstance(item, (torch.nn.Module, type)):
-            return
+            continue
         elif isinstance(item, dict):
-            for value in item.values():
-                walk(value, depth + 1)
+            waiting += [(value, depth + 1) for value in item.values()]
         elif isinstance(item, (list, tuple, set)):
-            for value in item:
-                walk(value, depth + 1)
+            waiting += [(value, depth + 1) for value in item]
         elif hasattr(item, "__dict__") and not type(item).__name__.endswith("Config"):
-            walk(vars(item), depth + 1)
-
-    walk(cache, 0)
+            waiting.append((vars(item), depth + 1))
     return found
 
 
