@@ -163,21 +163,19 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
     """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
     allowed = {**measure_defaults(), **budget.measure}
     fixed = budget.engine.options.get("kv_cache_memory_bytes")
-    rows = [
-        Row("served.weights", _GROUP, ledger.weights, allowed=allowed["weights"], why=ledger.lines[0].why),
-    ]
+    stages = ledger.stages or (ledger,)
+    first = stages[0]  # the head's log is that of rank 0
+    rows = [Row("served.weights", _GROUP, first.weights, allowed=allowed["weights"], why=first.lines[0].why)]
+    limit = engine_limit(budget) or 0
+    beside = [stage.weights + stage.activations + sum(budget.overhead.values()) for stage in stages]
+    available = [limit - size if fixed is None else fixed for size in beside]
     if fixed is None:
-        limit = engine_limit(budget) or 0
-        beside = ledger.weights + ledger.activations + sum(budget.overhead.values())
-        available = limit - beside
-        why = f"{both(limit)} claimed less {both(beside)} of weights, step and overhead"
-        rows.append(Row("available_kv", _GROUP, available, allowed=allowed["available_kv"], why=why))
-    else:
-        available = fixed
+        why = f"{both(limit)} claimed less {both(beside[0])} of weights, step and overhead"
+        rows.append(Row("available_kv", _GROUP, available[0], allowed=allowed["available_kv"], why=why))
     pool = plan_pool(_request(budget, available, version))
     if pool.error is not None:
         raise CannotServe(f"vLLM would refuse to start: {pool.error}")
-    why = f"{both(available)} / {pool.bytes_per_block:,} bytes a block"
+    why = f"{both(pool.available)} / {pool.bytes_per_block:,} bytes a block"
     counts = (("num_blocks", pool.num_blocks), ("pool_tokens", pool.tokens))
     rows += [Row(name, _GROUP, size, unit="count", allowed=allowed[name], why=why) for name, size in counts]
     hundredths = round(pool.max_concurrency * 100)
@@ -188,7 +186,7 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
     return rows
 
 
-def _request(budget: Budget, available: int, version: str) -> PoolRequest:
+def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
     options, machine, cache = budget.engine.options, budget.machine, budget.kv_cache_dtype
     return PoolRequest(
         budget.model,

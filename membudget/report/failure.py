@@ -9,6 +9,7 @@ from typing import Any
 
 from membudget.judge import Finding, Verdict, bucket_why
 from membudget.ledger import BUCKETS, Ledger, limit_text
+from membudget.report.ranks import plain_table
 from membudget.report.terminal import table
 from membudget.tolerance import Expectation
 from membudget.units import GIB, MIB, short
@@ -61,13 +62,14 @@ def subject(ledger: Ledger) -> str:
     """The model, who uses it and where, in one line."""
     budget = ledger.budget
     users = f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens"
-    memory = short(ledger.capacity) + (", unified" if budget.machine.unified else "")
+    each = " each" if ledger.stages else ""
+    memory = f"{short(ledger.capacity)}{each}" + (", unified" if budget.machine.unified else "")
     if budget.convention != "reported":
         memory += f", {budget.convention}"
     kind = budget.format.name
     if budget.kv_cache_dtype != kind:
         kind += f", {budget.kv_cache_dtype} KV cache"
-    return " · ".join([budget.model.name, kind, users, f"{budget.machine.name} ({memory})"])
+    return " · ".join([budget.model.name, kind, users, f"{budget.machine_name} ({memory})"])
 
 
 def _table(verdict: Verdict, ledger: Ledger) -> list[str]:
@@ -88,7 +90,7 @@ def _table(verdict: Verdict, ledger: Ledger) -> list[str]:
         if expected.value is None:
             shown = ""
         rows.append((field, predicted, shown, _off(off, expected.unit), str(expected.tolerance), mark))
-    return table(rows, "<>>><<")
+    return table(rows, "<>>><<") + (plain_table(ledger) if ledger.stages else [])
 
 
 def _reasons(broken: list[Finding], ledger: Ledger) -> list[str]:

@@ -6,21 +6,37 @@ from membudget.ledger import BUCKETS, Ledger, Rank, ranks_text
 from membudget.report.terminal import Terminal
 from membudget.units import short
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def table(ledger: Ledger, terminal: Terminal) -> list[str]:
-    """Ranks that hold the same share a line: what each holds, and whether it fits; the tightest is marked."""
+    """The layout, and a line for ranks that hold the same: what each holds, and whether it fits."""
+    first, *ranks = lines(ledger)
+    out = terminal.wrap(first, "  ")
+    for (text, room, broken), fits in zip(ranks, (stage.fits for stage in ledger.stages), strict=True):
+        out += terminal.wrap(f"{text}{terminal.paint(room, 'good' if fits else 'bad')}{broken}", "    ")
+    return out
+
+
+def plain_table(ledger: Ledger) -> list[str]:
+    """As `table`, for a failure's message."""
+    first, *ranks = lines(ledger)
+    return [first, *("  " + "".join(parts) for parts in ranks)]
+
+
+def lines(ledger: Ledger) -> list[Any]:
+    """The layout in words, then (what ranks hold, room, what breaks) of every stage."""
     budget = ledger.budget
     sizes = f"tensor parallel {budget.tensor_parallel}, pipeline parallel {budget.pipeline_parallel}"
-    out = terminal.wrap(f"{sizes}; the buckets above are those of {_tightest(ledger)}", "  ")
+    out: list[Any] = [f"{sizes}; the buckets above are those of {_tightest(ledger)}"]
     for ranks in _stages(ledger):
         held = ranks[0].ledger
         sums = ", ".join(f"{bucket} {short(held.sums[bucket])}" for bucket in BUCKETS)
         room = f"{short(held.headroom)} free" if held.fits else f"{short(-held.headroom)} over"
-        said = terminal.paint(room, "good" if held.fits else "bad")
-        broken = f", {held.broken_by} breaks it" if held.broken_by else ""
-        out += terminal.wrap(
-            f"{ranks_text(ranks, len(ledger.stages) > 1)}: {sums}, total {short(held.total)}: {said}{broken}", "    "
-        )
+        text = f"{ranks_text(ranks, len(ledger.stages) > 1)}: {sums}, total {short(held.total)}: "
+        out.append((text, room, f", {held.broken_by} breaks it" if held.broken_by else ""))
     return out
 
 
