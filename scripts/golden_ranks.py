@@ -1,6 +1,6 @@
 """What vLLM's own model classes hold on each rank: fixtures/oracle/ranks.json, the reference of `membudget.ranks`.
 
-    PYTHON-WITH-VLLM scripts/golden_ranks.py [CASE ...]
+    PYTHON-WITH-VLLM scripts/golden_ranks.py [--to FILE] [CASE ...]
 
 Every class is built on the meta device with the tensor and pipeline groups faked to the sizes and
 the rank that are asked for; nothing is loaded or computed.  A case names a fixture and parallel sizes.
@@ -122,7 +122,7 @@ def caches(specs: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], target: Path) -> None:
     """Ask all cases in this process."""
     import child
     import fake_cuda
@@ -138,7 +138,7 @@ def main(names: list[str]) -> None:
     from membudget.engines.vllm.oracle import text_only
 
     child.inspect_here()
-    answer: dict[str, Any] = json.loads(TARGET.read_text()) if TARGET.exists() else {}
+    answer: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     version = vllm.__version__.partition("+")[0]
     answer["source"] = f"vLLM {version}, its own classes on the meta device, told of a CUDA device of capability 9.0"
     cases = answer.setdefault("cases", {})
@@ -187,10 +187,14 @@ def main(names: list[str]) -> None:
             said = state if isinstance(state, str) else ""
             print(f"{name} {key}: {time.monotonic() - began:.1f} s {said}", flush=True)
         cases[name] = entry
-        TARGET.write_text(json.dumps(answer, separators=(",", ":"), sort_keys=True) + "\n")
+        target.write_text(json.dumps(answer, separators=(",", ":"), sort_keys=True) + "\n")
     sys.stdout.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    words = sys.argv[1:]
+    to = TARGET
+    if words[:1] == ["--to"]:
+        to, words = Path(words[1]), words[2:]
+    main(words, to)

@@ -279,6 +279,23 @@ def test_two_real_ranks_hold_what_is_predicted(vllm_python: str, tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_vllms_classes_still_hold_what_the_golden_file_says(vllm_python: str, tmp_path: Path) -> None:
+    """Asked again, vLLM's own classes say of their ranks what fixtures/oracle/ranks.json keeps."""
+    root, target = Path(__file__).parents[1], tmp_path / "ranks.json"
+    names = ["mistralai--Mixtral-8x7B-v0.1", "deepseek-ai--DeepSeek-V2-Lite", "tiny:falcon-h1"]
+    script = str(root / "scripts/golden_ranks.py")
+    done = subprocess.run(
+        [vllm_python, script, "--to", str(target), *names], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert target.exists(), done.stderr[-3000:]
+    asked = json.loads(target.read_text(encoding="utf-8"))
+    golden = json.loads((root / "fixtures/oracle/ranks.json").read_text(encoding="utf-8"))
+    if asked["source"] != golden["source"]:
+        pytest.skip(f"the golden file is of {golden['source'].partition(',')[0]}, this is {asked['source']}")
+    assert {name: asked["cases"][name] for name in names} == {name: golden["cases"][name] for name in names}
+
+
+@pytest.mark.slow
 def test_ray_does_not_run_on_the_cpu(vllm_python: str, tmp_path: Path) -> None:
     """vLLM's Ray executor refuses the CPU platform; where it starts one day, its ranks must hold what the others do."""
     if subprocess.run([vllm_python, "-c", "import ray"], capture_output=True, check=False).returncode:

@@ -19,6 +19,7 @@ from membudget.formats import Format
 from membudget.ledger import BUCKETS, predict
 from membudget.model import Model, build
 from membudget.report.ranks import notes
+from membudget.sharding import split_bytes
 from tests_hw.tiny_models import TINY
 
 pytestmark = pytest.mark.math
@@ -265,3 +266,10 @@ def test_plan_of_two_sparks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rank 1 (layers 40 to 79)" in text
     assert main([*command, "--tensor-parallel-size", "2", "--offline"]) == 2
     assert "make 4 ranks, and machine names 2" in capsys.readouterr().err
+
+
+def test_a_fleet_keeps_mla_down_projections_whole() -> None:
+    """The fleet's estimate for 8 devices holds DeepSeek-V3's down-projections whole on each, as vLLM does."""
+    model, form = made("deepseek-ai--DeepSeek-V3")
+    _, whole = split_bytes(model, form)
+    assert whole >= 2 * 61 * 7168 * (1536 + 512 + 64)

@@ -27,8 +27,9 @@ from membudget.engines.vllm.versions import DEFAULT
 from membudget.ledger import Ledger, predict
 from membudget.probe import guard, lock, system
 from membudget.probe.comparison import Comparison, Row, judged
+from membudget.probe.measure import free_on_card
 from membudget.schema import measure_defaults
-from membudget.units import GIB, both
+from membudget.units import GIB, both, short
 
 #: Seconds until a server must answer: a large model is read from disk first.
 SECONDS, SECONDS_CPU = 3600.0, 600.0
@@ -209,6 +210,13 @@ def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
 
 def refused(made: Serving, available: Callable[[], int | None] = system.available) -> str | None:
     """Why this must not start now, with both numbers; None where it may."""
+    machine = made.budget.machine
+    if machine.platform == "cuda" and not machine.unified:
+        free = free_on_card()
+        if free is None:
+            return "nvidia-smi does not say how much memory is free, so nothing is started"
+        if made.claim > free:
+            return f"needs {short(made.claim)} ({made.why}), {short(free)} is free on the card"
     reason = guard.refusal(limits(made), available())
     return f"{reason}; the peak is {made.why}" if reason else None
 
@@ -236,6 +244,10 @@ def serve(
     Never leaves a process of it alive.  Raises `membudget.probe.lock.Busy`.
     """
     with tempfile.TemporaryDirectory(prefix="membudget-serve-") as folder, lock.machine_lock(lock_file, wait):
+        reason = refused(made, available)
+        if reason is not None:
+            outcome = guard.Outcome("refused", f"not started: {reason}", None, (), "", None, 0.0, None)
+            return compared(made, outcome, ())
         command = list(made.command)
         if made.dummy:
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
