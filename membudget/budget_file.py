@@ -21,6 +21,7 @@ from membudget.formats import Format, kv
 from membudget.locate import locate
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
+from membudget.printable import printable
 from membudget.schema import read
 from membudget.yaml_strict import Problem
 
@@ -359,5 +360,5 @@ def _shown(file: str, root: str | None) -> str:
     try:
         relative = os.path.relpath(file, root or os.getcwd())
     except ValueError:  # another drive
-        return file
-    return (os.path.abspath(file) if relative.startswith("..") else relative).replace(os.sep, "/")
+        return printable(file)
+    return printable((os.path.abspath(file) if relative.startswith("..") else relative).replace(os.sep, "/"))

@@ -171,6 +171,28 @@ def _code_of(error: Exception) -> int:
     return 2 if isinstance(error, (ValueError, OSError)) and not isinstance(error, UnicodeError) else BUG
 
 
+def _clean(text: str, stream: Any) -> str:
+    """What may be printed: without secrets, and without what a terminal would obey but for our own colours.
+
+    Names come from files, logs and other people's machines; this is the one door that all of them leave by.
+    """
+    from membudget.locate import without_tokens
+    from membudget.printable import printable
+
+    text = without_tokens(text)
+    if "\x1b" not in text:
+        return printable(text)
+    from membudget.report.terminal import COLOURS, Terminal
+
+    if not Terminal.of(stream).colour:
+        return printable(text)
+    import re
+
+    codes = "|".join(("0", *COLOURS.values()))
+    parts = re.split(rf"(\x1b\[(?:{codes})(?:;(?:{codes}))*m)", text)
+    return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
+
+
 def _json(document: object) -> str:
     import json
 
@@ -183,7 +205,7 @@ def _write(text: str, code: int, stream: Any, answer: bool = True) -> int:
         if stream is None:
             raise OSError(0, "it is closed")
         encoding = stream.encoding or "utf-8"
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        text = _clean(text, stream).encode(encoding, "backslashreplace").decode(encoding)
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from membudget.checkpoint import Checkpoint
 
 _TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
+#: Of an address: the scheme, then who logs in.  Ends at the first character that cannot be part of it.
+_LOGIN = r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>?#]+@"""
 _YES = ("1", "ON", "YES", "TRUE")
 _QUANT = ".hf_quant_config"
 
@@ -100,12 +102,13 @@ def _is_word(text: str) -> bool:
 
 
 def without_tokens(text: str) -> str:
-    """`text` with everything that looks like an access token replaced."""
-    if "hf_" not in text and "api_org_" not in text:
+    """`text` with everything that looks like an access token replaced, and who logs in at an address (``//me:pw@``)."""
+    token = "hf_" in text or "api_org_" in text
+    if not token and not ("://" in text and "@" in text):
         return text
     import re
 
-    return re.sub(_TOKEN, "<access token>", text)
+    return re.sub(_LOGIN, r"\1<credentials>@", re.sub(_TOKEN, "<access token>", text))
 
 
 def is_repo_file(name: str) -> bool:
@@ -146,7 +149,9 @@ def _refuse_odd(name: str) -> None:
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         raise ConfigError(f"{shown(name)} has a control character (newline, tab, NUL) in it: no model id or path has")
     if without_tokens(name) != name:
-        raise ConfigError(f"{shown(name)}: that looks like an access token, not a model; it is not shown or sent")
+        raise ConfigError(
+            f"{shown(name)}: that holds an access token or a login, and is no model; it is not shown or sent"
+        )
 
 
 def _is_path(name: str) -> bool:

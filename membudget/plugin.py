@@ -170,12 +170,14 @@ class Budgets:
 
     def rerun(self, item: pytest.Item) -> str:
         """The command that runs this item again and nothing else, from where pytest was started."""
+        from membudget.locate import without_tokens
+
         words = ["pytest"]
         for name in ("budgets", "machines", "models", "vllm"):
             given = self.option(name) or ()
             for value in [given] if isinstance(given, str) else given:
                 # With a space pytest would take the path for one of tests, and its folder for the rootdir.
-                words.append(f"--{name}={value}")
+                words.append(f"--{name}={without_tokens(str(value))}")
         test = item.nodeid.partition("::")[2]
         if item.path.parent == Path(__file__).with_name("tests"):
             return shlex.join([*words, "--pyargs", f"membudget.tests.{item.path.stem}::{test}"])

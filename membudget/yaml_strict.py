@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import yaml
 
+from membudget.printable import printable
+
 MAX_BYTES = 64 * 2**10
 MAX_DEPTH = 12
 #: Parts of a document: far beyond any budget, far below what takes time.
@@ -43,7 +45,8 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.field + ': ' if self.field else ''}{self.text}"
+        field = self.field if len(self.field) <= 120 else self.field[:117] + "..."
+        return printable(f"{place}: {field + ': ' if field else ''}{self.text}")
 
 
 #: Takes one problem: its line and what is wrong.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from membudget.locate import without_tokens
 
 
@@ -14,17 +12,20 @@ def unreachable() -> str | None:
     """
     import socket
     from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
 
     from huggingface_hub import constants
 
-    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")):
-        return None  # the proxy knows
-    address = urlsplit(constants.ENDPOINT)
+    address, what = urlsplit(constants.ENDPOINT), ""
+    proxies = getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    if proxy and not proxy_bypass(address.hostname or ""):
+        address, what = urlsplit(proxy if "://" in proxy else f"http://{proxy}"), "the proxy "
     try:
         port = address.port or (80 if address.scheme == "http" else 443)
         socket.create_connection((address.hostname or "", port), timeout=3).close()
     except (OSError, ValueError) as error:
-        return f"could not be reached: {address.hostname}: {getattr(error, 'strerror', None) or error}"
+        return f"could not be reached: {what}{address.hostname}: {getattr(error, 'strerror', None) or error}"
     return None
 
 

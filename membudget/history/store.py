@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from membudget.history.record import Record, RecordError, from_json
+from membudget.locate import without_tokens
 
 SUFFIX = ".jsonl"
 #: Longer lines are no records: a damaged file must not fill the memory.
@@ -52,7 +53,7 @@ def append(record: Record, folder: str) -> str:
     """
     os.makedirs(folder, exist_ok=True)
     path = file_of(folder, record.machine_name)
-    text = json.dumps(record.as_json(), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = without_tokens(json.dumps(record.as_json(), separators=(",", ":"), ensure_ascii=True, allow_nan=False))
     from_json(json.loads(text))  # what cannot be read again is not written
     append_line(path, text.encode())
     return path

@@ -6,6 +6,8 @@ data travels as JSON in a block that is never run, and text from outside is esca
 
 from __future__ import annotations
 
+from membudget.locate import without_tokens
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,12 +60,14 @@ def page(title: str, body: str, *, styles: Sequence[str], scripts: Sequence[str]
 
 
 def text(value: object) -> str:
-    """Text from outside, safe in an element and in a quoted attribute; control characters shown as they are named."""
+    """Text from outside, safe in an element and in a quoted attribute; control characters shown as they are named.
+
+    Access tokens are left out.
+    """
     import html
 
-    shown = "".join(
-        letter if letter.isprintable() or letter in "\n\t" else f"\\u{ord(letter):04x}" for letter in str(value)
-    )
+    plain = without_tokens(str(value))
+    shown = "".join(letter if letter.isprintable() or letter in "\n\t" else f"\\u{ord(letter):04x}" for letter in plain)
     return html.escape(shown, quote=True)
 
 
@@ -123,7 +127,7 @@ def _data(data: object) -> str:
     import json
 
     _check(data, "data")
-    written = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    written = without_tokens(json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

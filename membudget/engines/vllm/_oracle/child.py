@@ -16,9 +16,11 @@ The answer holds one entry a pair, and what is common to them.
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -120,7 +122,10 @@ def init_groups(job: dict[str, Any]) -> None:
     """A process group of one that says it is rank 0 of a larger one: only sizes are read."""
     import vllm.distributed.parallel_state as parallel
 
-    parallel.init_distributed_environment(1, 0, "file://" + tempfile.mktemp(), 0, "gloo")
+    # a folder of our own: in a shared one somebody could wait for the name
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    parallel.init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
     parallel.initialize_model_parallel(1, 1, backend="gloo")
     try:
         from vllm.v1.worker.workspace import init_workspace_manager
