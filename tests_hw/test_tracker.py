@@ -95,3 +95,56 @@ def test_equal_to_the_allocators_own_events() -> None:
             peak = max(peak, live)
         # scalars that kernels make for themselves
         assert abs(peak - tracker.peak) <= 64, attention
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "said"),
+    [
+        ("zai-org--glm-4-9b", "sdpa", "no 'chatglm' of its own: its class is in the model's repository"),
+        ("openai--gpt-oss-20b", "sdpa", "'gpt_oss' has no sdpa attention"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(config: str, attention: str, said: str) -> None:
+    """A class that is not in transformers, and one without fused attention: why, and what to ask instead."""
+    from membudget.probe import models, trace
+
+    raw = json.loads((CONFIG.parents[1] / "models" / f"{config}.json").read_text("utf-8"))
+    with pytest.raises(models.CannotBuild, match=said) as caught:
+        trace.trace(raw, tokens=8, attention=attention)
+    assert "`membudget " in str(caught.value)
+    assert "/tmp" not in str(caught.value)
+
+
+def test_a_class_that_looks_into_its_tensors_is_said() -> None:
+    """A forward that depends on a tensor's data cannot be traced, and the message names the class and the operation."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from membudget.probe import models, trace
+
+    class Looks(torch.nn.Module):
+        """Takes the non-zero places of its input."""
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        pytest.raises(models.CannotBuild, match="Looks cannot be traced") as caught,
+        trace._without_data(Looks(), mode),
+    ):
+        torch.zeros(4).nonzero()
+    assert "nonzero" in str(caught.value)
+
+
+def test_a_caches_tensors_are_let_go() -> None:
+    """Looking at a cache keeps nothing of it: without the garbage collector its bytes go with it."""
+    import gc
+
+    from membudget.probe.trace import cache_tensors
+
+    gc.disable()
+    try:
+        with _tracker() as tracker:
+            cache = {"layers": [{"keys": torch.zeros(100), "values": torch.zeros(100)}]}
+            assert len(cache_tensors(cache)) == 2
+            del cache
+            assert tracker.live == 0
+    finally:
+        gc.enable()

@@ -192,5 +192,16 @@ def _from_config(config: Any, dtype: str, attention: str, device: str) -> Any:
 def _said(raw: Mapping[str, Any], error: Exception) -> str:
     import transformers
 
-    text = " ".join(str(error).split())
-    return f"transformers {transformers.__version__} does not build {raw.get('model_type')!r}: {text[:300]}"
+    kind, text = raw.get("model_type"), " ".join(str(error).split())
+    here = f"transformers {transformers.__version__}"
+    if "trust_remote_code" in text or "custom code" in text:
+        return (
+            f"{here} has no {kind!r} of its own: its class is in the model's repository, and that code is never run "
+            "here. `membudget plan` predicts it by arithmetic"
+        )
+    if "does not support an attention implementation through" in text or "scaled_dot_product_attention" in text:
+        return f"{kind!r} has no sdpa attention in {here}: ask for eager (`membudget trace --attention eager`)"
+    if "does not recognize this architecture" in text:
+        return f"{here} does not know {kind!r}: a newer one may. `membudget plan` predicts it by arithmetic"
+    text = text.replace(tempfile.gettempdir(), "")
+    return f"{here} does not build {kind!r}: {text[:300]}"

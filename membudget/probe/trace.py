@@ -6,7 +6,8 @@ Imports torch: only for a worker's own process (`membudget.probe.measure` starts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def trace(
     live (what was alive at the peak), operations (how many ran).
     """
     mode, model = _fake(raw, dtype, attention)
-    with mode, torch.no_grad(), models.masks_as_in_production():
+    with _without_data(model, mode):
         prompt = torch.zeros((batch, tokens), dtype=torch.long)
         tracker = Tracker([*model.parameters(), *model.buffers(), prompt], round_to=round_to)
         with ModuleNames(model) as names, tracker:
@@ -71,7 +72,7 @@ def trace_served(
     Returns weights, buffers (not in the peak) and peak, in bytes.
     """
     mode, model = _served_fake(raw, dtype)
-    with mode, torch.no_grad(), models.masks_as_in_production():
+    with _without_data(model, mode):
         served = _served(model, batch, tokens, decode, round_to, chunk)
     return {
         "weights": storage_bytes(model.parameters()),
@@ -105,7 +106,7 @@ def trace_edge(
 
     def peak(users: int) -> int:
         if users not in peaks:
-            with mode, torch.no_grad(), models.masks_as_in_production():
+            with _without_data(model, mode):
                 served = _served(model, users, tokens, decode, round_to, chunk)
             peaks[users], caches[users] = served["peak"], served["cache"]
         return peaks[users]
@@ -116,6 +117,22 @@ def trace_edge(
         near = 1 + (room - peak(1)) // max(peak(2) - peak(1), 1)
     found = find_edge(lambda users: peak(users) <= room, near, most, tell)
     return {"users": found.most, "tried": found.tried, "peaks": peaks, "caches": caches, "weights": base}
+
+
+@contextlib.contextmanager
+def _without_data(model: Any, mode: Any) -> Iterator[None]:
+    """Run a model on tensors without data; `CannotBuild` where its class looks into them."""
+    from torch._subclasses import fake_tensor as fake
+
+    looks = (fake.DataDependentOutputException, fake.DynamicOutputShapeException, fake.UnsupportedOperatorException)
+    try:
+        with mode, torch.no_grad(), models.masks_as_in_production():
+            yield
+    except looks as error:
+        raise models.CannotBuild(
+            f"{type(model).__name__} cannot be traced: what it does depends on the data of a tensor "
+            f"({getattr(error, 'func', error)}), and fake tensors have none. Measure it instead: `membudget probe`"
+        ) from None
 
 
 def _served_fake(raw: dict[str, Any], dtype: str) -> tuple[Any, Any]:
