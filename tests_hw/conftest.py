@@ -117,8 +117,9 @@ def _rehearsed(request: pytest.FixtureRequest, first: Plan) -> list[Plan]:
     for item in request.session.items:
         other = getattr(item, "callspec", None)
         budget = other.params.get("budget") if other is not None else None
-        asks = isinstance(budget, Budget) and "check" in getattr(item, "fixturenames", ())
-        if asks and budget.id not in plans and device_of(budget.machine) == "cpu":
+        if not isinstance(budget, Budget) or "check" not in getattr(item, "fixturenames", ()):
+            continue
+        if budget.id not in plans and device_of(budget.machine) == "cpu":
             with contextlib.suppress(CannotMeasure):
                 plans[budget.id] = plan(budget, "cpu")
     return list(plans.values())

@@ -281,7 +281,7 @@ def test_without_a_caching_allocator_the_page_says_why() -> None:
 
 def test_fragmentation_as_text() -> None:
     """The worksheet draws a block a step, or ASCII where blocks do not arrive; Markdown has a row a step."""
-    seen = [
+    seen: list[dict[str, int | None]] = [
         {"step": 250, "total": 5 * GIB, "allocated": GIB, "reserved": 5 * GIB},
         {"step": 500, "total": 6 * GIB, "allocated": 2 * GIB, "reserved": 6 * GIB + 400 * MIB},
     ]
