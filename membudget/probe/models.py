@@ -59,6 +59,7 @@ def checkpoint_model(path: str, dtype: str, device: str, attention: str) -> Any:
         attn_implementation=attention,
         local_files_only=True,
         trust_remote_code=False,
+        use_safetensors=True,  # never a pickle
         **where,
     )
     for parameter in model.parameters():

@@ -16,13 +16,10 @@ The answer holds one entry a pair, and what is common to them.
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 import types
 from typing import Any
@@ -122,9 +119,8 @@ def init_groups(job: dict[str, Any]) -> None:
     """A process group of one that says it is rank 0 of a larger one: only sizes are read."""
     import vllm.distributed.parallel_state as parallel
 
-    # a folder of our own: in a shared one somebody could wait for the name
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # in the folder of this question, which is ours alone: in a shared one somebody could wait for the name
+    folder = os.path.dirname(os.path.abspath(job["model"]))
     parallel.init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
     parallel.initialize_model_parallel(1, 1, backend="gloo")
     try:
