@@ -29,9 +29,11 @@ _ROW = frozenset(("o_proj", "down_proj", "w2", "out_proj", "x_proj", "output_lin
 _KV = frozenset(("k_proj", "v_proj"))
 #: Vectors of a head or channel each, split with them.
 _SPLIT = frozenset(("A_log", "D", "dt_bias", "sinks"))
-#: Kept in fp32 beside a model in 16 bits: two elements' worth.  Routers of these families are, too.
+#: Kept in fp32 beside a model in 16 bits: two elements' worth.  So are an indexer's norm, and routers of these.
 _FP32 = ("A_log",)
-_FP32_ROUTER = ("glm4_moe",)
+_FP32_ROUTER = ("glm4_moe", "minimax_m2")
+#: Norms over all heads' queries and keys, split with the heads; OLMo's are held whole.
+_SPLIT_NORMS = ("minimax_m2",)
 #: Families whose state-space layers have groups of B and C, under one of these keys.
 _GROUPED = ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
 _GROUPS = ("n_groups", "mamba_n_groups")
@@ -73,7 +75,8 @@ class Cut:
         cut = tensor._replace(shape=self._shape(tensor, layer), part="params")
         wide = self.form.dense == "F32" if isinstance(self.form, Safetensors) else True
         router = tensor.role == "mlp.router" and self.model.read_as in _FP32_ROUTER and tensor.name.endswith(".weight")
-        if not wide and (_leaf(tensor.name)[0] in _FP32 or router):
+        norm = tensor.role == "attn.indexer" and ".k_norm." in tensor.name
+        if not wide and (_leaf(tensor.name)[0] in _FP32 or router or norm):
             cut = cut._replace(copies=cut.copies * 2)  # two 16-bit elements are one in fp32
         return [cut, *self._scales(tensor, cut)]
 
@@ -104,8 +107,12 @@ class Cut:
         leaf, kind = _leaf(name)
         if tensor.role == "norms":
             gated = name.endswith((".mamba.norm.weight", ".mixer.norm.weight"))
+            if self.model.read_as in _SPLIT_NORMS and leaf in ("q_norm", "k_norm"):
+                heads = self.kv[layer]
+                kept = shape[0] // heads * max(1, heads // tp)
+                return (self._divide(shape[0], name) if leaf == "q_norm" else kept,)
             return (self._divide(shape[0], name),) if gated else shape
-        if tensor.role == "mlp.router" or leaf in REPLICATED:
+        if tensor.role in ("mlp.router", "attn.indexer") or leaf in REPLICATED:
             return shape
         if leaf in _SPLIT:
             return (self._divide(shape[0], name), *shape[1:])

@@ -20,9 +20,10 @@ from membudget.records import NamedTuple
 
 #: Families whose ranks were compared with vLLM's own classes, parameter by parameter.
 KNOWN = frozenset((
-    "deepseek_v2", "deepseek_v3", "falcon_h1", "gemma", "gemma2", "gemma3_text", "glm4_moe", "gpt_oss",
-    "granitemoehybrid", "jamba", "kimi_k2", "llama", "mamba2", "mistral", "mixtral", "nemotron_h", "olmo2", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+    "cohere", "deepseek_v2", "deepseek_v3", "deepseek_v32", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3_text",
+    "glm4_moe", "glm_moe_dsa", "gpt_oss", "granitemoehybrid", "jamba", "kimi_k2", "llama", "llama4_text", "mamba2",
+    "minimax_m2", "ministral3", "mistral", "mixtral", "nemotron_h", "olmo2", "olmo3", "phi3", "phimoe", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "stablelm",
 ))  # fmt: skip
 #: Families that vLLM 0.32.0 does not run in pipeline stages, in its words or by what happens.
 NO_PIPELINE = {
@@ -36,13 +37,15 @@ _UNTIED = ("jamba", "qwen3_next")
 #: vLLM's classes make these on every stage, whether a stage uses them or not (0.32.0).
 _EVERYWHERE = {
     "embed": (
-        "gemma", "gemma2", "gemma3_text", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h",
-        "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+        "cohere", "gemma", "gemma2", "gemma3_text", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h",
+        "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "stablelm",
     ),
-    "lm_head": ("gpt_oss", "jamba", "mixtral", "nemotron_h", "qwen2_moe", "qwen3_moe", "qwen3_next"),
+    "lm_head": (
+        "gpt_oss", "jamba", "mixtral", "nemotron_h", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_next", "stablelm",
+    ),
     "norms": (
-        "gemma", "gemma2", "gemma3_text", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h",
-        "qwen2_moe", "qwen3_moe",
+        "cohere", "gemma", "gemma2", "gemma3_text", "gpt_oss", "granitemoehybrid", "jamba", "mixtral", "nemotron_h",
+        "phimoe", "qwen2_moe", "qwen3_moe", "stablelm",
     ),
 }  # fmt: skip
 
