@@ -95,9 +95,7 @@ def allocator(look: Look) -> Trap:
     known = ", ".join(f"{key}:{setting}" for key, setting in settings[:8]) or "nothing that can be read"
     text = f"{' and '.join(name for name, _ in given)}: {known}"
     if look.unified_gpu and ("expandable_segments", "true") in [(key, item.lower()) for key, item in settings]:
-        text += (
-            "; on a Spark a 128K prefill ran out of memory with it (NVIDIA/dgx-spark-playbooks/issues/97)"
-        )
+        text += "; on a Spark a 128K prefill ran out of memory with it (NVIDIA/dgx-spark-playbooks/issues/97)"
         return Trap("allocator", "danger", text, f"export {given[0][0]}=expandable_segments:False")
     return Trap("allocator", "note", f"{text}; what a process reserves beyond what it uses follows it")
 
@@ -130,9 +128,7 @@ def vllm(look: Look) -> Trap:
         note = rules(text).note
     except VersionError as error:
         return Trap("vllm", "note", str(error), f"vLLM {last}, or any from {first}")
-    return Trap(
-        "vllm", "note" if note else "clear", note or f"{text} was read, as others from {first} to {last}"
-    )
+    return Trap("vllm", "note" if note else "clear", note or f"{text} was read, as others from {first} to {last}")
 
 
 def _limit(look: Look) -> tuple[int | None, str]:

@@ -13,6 +13,7 @@ from membudget.doctor.machine import Look, value
 from membudget.doctor.source import Held, Process
 from membudget.doctor.trap import Trap
 from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
+from membudget.probe.guard import UNIFIED_FLOOR
 from membudget.probe.readings import Unknown
 from membudget.units import GIB, MIB, gib
 
@@ -162,9 +163,13 @@ def utilization(look: Look) -> Trap:
         version, default = DEFAULT, rules(DEFAULT).utilization
     least = value(look.available if machine.unified else look.cuda_free)
     limits = [(total - machine.os_reserve, f"{gib(machine.os_reserve, 0)} are the operating system's")]
-    if least is not None:
-        limits.append((least, f"{gib(least, 2)} can be used now"))
+    if least is not None and machine.unified:
+        # what a measurement is ended at: below it the host may hang
+        limits.append((least - UNIFIED_FLOOR, f"of {gib(least, 2)} available {gib(UNIFIED_FLOOR, 0)} must stay free"))
+    elif least is not None:
+        limits.append((least, f"{gib(least, 2)} are free"))
     most, why = min(limits)
+    most = max(most, 0)
     asks = total * default // 100
     share = min(most * 100 // total / 100, SPARK_SHARE if look.spark else 1.0)
     text = f"vLLM {version} claims {default / 100:.2f} of {gib(total, 2)} by default: {gib(asks, 2)}; {why}"
