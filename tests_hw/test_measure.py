@@ -17,7 +17,7 @@ from membudget.budget import Budget
 from membudget.engines import activations
 from membudget.probe import guard, system
 from membudget.probe.comparison import Comparison
-from membudget.probe.measure import WORKER, Settings, config_of, limits, measure
+from membudget.probe.measure import WORKER, Job, Settings, config_of, limits, measure, measure_all
 from membudget.probe.plan import plan
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal
@@ -72,44 +72,54 @@ def test_weights_of_a_checkpoint(llama: Budget, tmp_path: Path) -> None:
     assert rows["loading_peak"].measured <= rows["weights"].measured * 1.1
 
 
-def test_the_trace_decides_before_anything_is_loaded(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def traces() -> dict[str, dict[str, Any]]:
+    """What the trace finds for every budget of the rehearsal, by its id and step: one process loads torch for all."""
+    budgets, jobs = rehearsal(), []
+    for budget in budgets:
+        wanted = ("trace_growth", "trace_prefill_last", "trace_prefill_every")
+        steps = [step for step in plan(budget, "cpu").steps if step.get("name") in wanted]
+        jobs.append({"config": config_of(budget), "dtype": "bf16", "device": "cpu", "steps": steps})
+    outcome = guard.run([sys.executable, *WORKER], {"jobs": jobs}, CALM)
+    assert outcome.status == "done", f"{outcome.why}\n{outcome.stderr}"
+    found: dict[str, dict[str, Any]] = {budget.id: {} for budget in budgets}
+    for stage in outcome.stages:
+        if "found" in stage:
+            found[budgets[stage["job"]].id][stage["stage"]] = stage["found"]
+    return found
+
+
+@pytest.mark.parametrize("budget", rehearsal(), ids=lambda budget: budget.id)
+def test_bound_without_a_trace_is_above_it(budget: Budget, traces: dict[str, dict[str, Any]]) -> None:
+    """Where no trace can be made an upper bound decides: for every family it is above what the trace finds."""
+    for moment in plan(budget, "cpu").moments:
+        if moment.trace in traces[budget.id]:
+            assert moment.held + moment.temporary >= traces[budget.id][moment.trace]["peak"], moment
+
+
+def test_the_trace_decides_before_anything_is_loaded(traces: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """MLA's scores are not in the closed form: what that would start, the trace in the worker refuses.
 
     Available is between what the closed form needs and what the trace found: the weights are not even loaded.
+    With as much as the trace asks for it runs.
     """
     budget = rehearsal("deepseek")[0]
     made = plan(budget, "cpu")
-    settings = Settings(lock=str(tmp_path / "lock"))
-    rows = {row.name: row for row in measure(made, settings, ["activations"]).rows}
-    traced = max(rows["prefill_last"].predicted, rows["prefill_every"].predicted)
-    every = activations.prefill(budget.model, budget.ctx, logits="every").bytes
-    closed = rows["kv_cache"].predicted // 3 if "kv_cache" in rows else 0
-    assert traced > every + closed
-    beside = limits(made, settings).reserve
-
-    def offered(room: int) -> Comparison:
-        answers = iter([made.weights + room + beside])  # the first answer is the worker's own, before it loads
-        available = lambda: next(answers, 8 * GIB)  # noqa: E731
-        return measure(made, settings._replace(available=available), ["activations"])
-
-    refusal = offered((every + traced) // 2)
+    found = traces[budget.id]
+    traced = max(found[name]["peak"] for name in ("trace_prefill_last", "trace_prefill_every"))
+    cache = found["trace_prefill_last"]["cache"]
+    closed = cache + activations.prefill(budget.model, budget.ctx, logits="every").bytes
+    assert traced > closed
+    beside = limits(made, Settings()).reserve
+    answers = iter([made.weights + room + beside for room in ((closed + traced) // 2, traced + MIB)])
+    settings = Settings(lock=str(tmp_path / "lock"), available=lambda: next(answers, 8 * GIB))
+    refusal, done = measure_all([Job(made, ("activations",)), Job(made, ("activations",))], settings)
     assert refusal.status == "refused"
     assert "the activations lines, traced" in refusal.why
     assert "is available" in refusal.why
     assert all(row.measured is None for row in refusal.rows if row.name in ("prefill_last", "prefill_every"))
-    assert offered(traced + MIB).status == "done"
-
-
-@pytest.mark.parametrize("budget", rehearsal(), ids=lambda budget: budget.id)
-def test_bound_without_a_trace_is_above_it(budget: Budget) -> None:
-    """Where no trace can be made an upper bound decides: for every family it is above what the trace finds."""
-    made = plan(budget, "cpu")
-    traces = [step for step in made.steps if step["do"] in ("trace", "trace_served")]
-    request = {"config": config_of(budget), "dtype": "bf16", "device": "cpu", "steps": traces}
-    found = _figures(guard.run([sys.executable, *WORKER], request, CALM))
-    for moment in made.moments:
-        if moment.trace:
-            assert moment.held + moment.temporary >= found[moment.trace]["peak"], moment
+    assert done.status == "done"
+    assert all(row.measured is not None for row in done.rows)
 
 
 def test_worker_ends_with_its_parent(llama: Budget) -> None:
@@ -170,15 +180,19 @@ def _wait(done: Any, seconds: float) -> bool:
     return bool(done())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
-def test_edge_with_chunks_is_the_traces(name: str, tmp_path: Path) -> None:
+def test_edge_with_chunks_is_the_traces(tmp_path: Path) -> None:
     """Prefill in chunks of 48 tokens: as many users as on fake tensors, and the parts add up to the ceiling."""
-    made = plan(rehearsal(name)[0], "cpu", chunk=48)
-    found = measure(made, Settings(lock=str(tmp_path / "lock")), ["edge"])
-    rows = {row.name: row for row in found.rows}
-    assert rows["max_users"].verdict == "ok", rows["max_users"].note
-    assert rows["max_users"].measured > 0
-    parts = [rows[name].measured for name in ("edge_cache", "edge_spike", "edge_unused")]
-    assert [rows[name].off for name in ("edge_cache", "edge_spike", "edge_unused")] == [0, 0, 0]
-    assert 0 < made.ceiling - sum(parts) - made.weights < MIB  # the buffers
-    assert rows["max_users"].samples[0] == {"users": rows["max_users"].measured, "fits": 1}
+    budgets = [rehearsal(name)[0] for name in ("llama", "gemma3", "deepseek")]
+    plans = [plan(budget, "cpu", chunk=48) for budget in budgets]
+    done = measure_all([Job(made, ("edge",)) for made in plans], Settings(lock=str(tmp_path / "lock")))
+    names = ("edge_cache", "edge_spike", "edge_unused")
+    for made, comparison in zip(plans, done, strict=True):
+        rows = {row.name: row for row in comparison.rows}
+        users = rows["max_users"]
+        assert users.verdict == "ok", f"{comparison.budget}: {users.note}"
+        assert users.measured > 0
+        assert [rows[name].off for name in names] == [0, 0, 0]
+        assert (
+            0 < made.ceiling - sum(rows[name].measured for name in names) - made.weights < MIB
+        )  # buffers, wide routers
+        assert users.samples[0] == {"users": users.measured, "fits": 1}
