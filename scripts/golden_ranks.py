@@ -164,8 +164,10 @@ def main(names: list[str], target: Path) -> None:
             began = time.monotonic()
             key = f"tp{tp} pp{pp}"
             with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / "config.json").write_text(json.dumps(config))
-                job = {"model": folder, "tp": tp, "pp": pp, "engine": {"trust_remote_code": False}}
+                place = Path(folder) / "model"
+                place.mkdir()
+                (place / "config.json").write_text(json.dumps(config))
+                job = {"model": str(place), "tp": tp, "pp": pp, "engine": {"trust_remote_code": False}}
                 try:
                     made = child.engine_config(job, "auto", {"max_model_len": 2048})
                     with set_current_vllm_config(made):
