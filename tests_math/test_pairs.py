@@ -97,7 +97,7 @@ class Device(Sources):
     def device_processes(self) -> dict[int, Reading] | Unknown:
         return dict(self.held) if self.listed else Unknown("the driver says Not Supported")
 
-    def cuda_memory(self) -> tuple[Reading, Reading]:
+    def card_memory(self) -> tuple[Reading, Reading]:
         if not self.free:
             return Unknown("the driver says [N/A]"), Unknown("the driver says [N/A]")
         return 80 * GIB - sum(self.held.values()), 80 * GIB

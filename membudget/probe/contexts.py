@@ -78,4 +78,5 @@ def _free(sources: Sources) -> Reading:
     """What is free for all: MemAvailable where the memory is shared, else the driver's free."""
     if sources.unified():
         return sources.meminfo().get("MemAvailable", Unknown("no MemAvailable"))
-    return pair(*sources.cuda_memory())[0]
+    # not through torch: its question makes the context that is to be measured
+    return pair(*sources.card_memory())[0]

@@ -357,6 +357,9 @@ class _Maker:
         return f"{batch:,} sequences x {self._held(tokens):,} bytes at {tokens:,} tokens"
 
 
+_WORDS = {"context": "touch the device", "second_context": "a second process touches the device too"}
+
+
 def _describe(step: dict[str, Any]) -> str:
     words = [f"{key} {value}" for key, value in step.items() if key not in ("do", "name")]
-    return ", ".join(words) or "load the model"
+    return ", ".join(words) or _WORDS.get(step["do"], "load the model")

@@ -206,6 +206,10 @@ class Sources:
         cuda = _cuda()
         if cuda is not None:
             return _asked(lambda: tuple(int(size) for size in cuda.mem_get_info()))
+        return self.card_memory()
+
+    def card_memory(self) -> tuple[Reading, Reading]:
+        """(free, total) by NVML, which makes no context of its own to ask."""
         return self._nvml(lambda nvml, device: _free_total(nvml.nvmlDeviceGetMemoryInfo(device)))
 
     def device_processes(self) -> dict[int, Reading] | Unknown:
