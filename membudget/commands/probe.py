@@ -109,12 +109,15 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
 
 
 def _look() -> Result:
+    from membudget.history.here import machine, packages
     from membudget.probe.readings import FIELDS, Unknown, snap
     from membudget.report.terminal import table
     from membudget.units import both
 
     found = snap("now")
-    rows = []
+    here, versions = machine(), packages()
+    rows = [(name, str(here[name]), "") for name in ("title", "driver", "cuda", "kernel") if here.get(name)]
+    rows += [(name, version, "") for name, version in versions.items() if name in ("torch", "transformers", "vllm")]
     for name in (*FIELDS, "usable", "reclaimable"):
         item = getattr(found, name) if name in ("usable", "reclaimable") else found.fields[name]
         if isinstance(item, Unknown):
@@ -125,7 +128,8 @@ def _look() -> Result:
             rows.append((name, f"{item / 1000:.2f} %", "of the last 10 s some task waited for memory"))
         else:
             rows.append((name, f"{item:,} B", both(item)))
-    return Result(0, found.as_json(), lambda: "\n".join(table(rows, "<><")))
+    document = {"machine": here, "versions": versions, **found.as_json()}
+    return Result(0, document, lambda: "\n".join(table(rows, "<><")))
 
 
 def _needs(device: str) -> None:
