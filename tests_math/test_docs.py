@@ -1,7 +1,7 @@
 """What README.md and docs/ show is what happens: commands run, YAML loads, links lead somewhere, tables are computed.
 
-A `console` block is a session in a copy of this project without budgets: lines behind `$ ` are run, one page one folder,
-and their output is compared, a line `...` standing for any lines.  `<!-- file: NAME -->` before a block writes it there
+A `console` block is a session in a copy of this project without budgets: lines behind `$ ` are run,
+one page one folder, and their output is compared, a line `...` standing for any lines.  `<!-- file: NAME -->` before a block writes it there
 first; `<!-- not run: WHY -->` leaves a session out.  In `sh` blocks every membudget command must parse.
 """
 
@@ -217,3 +217,22 @@ def test_tables_of_the_concepts_are_computed(plan: Any) -> None:
 def plan(ask: Any) -> Any:
     """The JSON of a plan on one machine."""
     return lambda *argv: ask("plan", *argv, "--machine", "b200")[1]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pytest prints other paths")
+@pytest.mark.parametrize("name", ["passing", "failing"])
+def test_pictures_of_terminals_are_what_pytest_prints(name: str) -> None:
+    """Every line of a new run is in the picture: `python scripts/screenshots.py` was run after the last change."""
+    import html
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "scripts" / "screenshots.py"))
+    svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    shown = _words("".join(map(html.unescape, re.findall(r"<text[^>]*>([^<]*)</text>", svg))))
+    for line in made["terminal"](made["RUNS"][name], colour=False).splitlines():
+        assert _words(line.removesuffix("...")) in shown, line  # pytest cuts lines that are not coloured
+
+
+def _words(text: str) -> str:
+    """Without spaces, and without rules whose length depends on what they frame."""
+    return re.sub(r"[\s=_]+", "", text)
