@@ -1,12 +1,24 @@
 """Write docs/budgets.md from the table that the loader uses: `python scripts/budget_docs.py`."""
 
+# ruff: noqa: E501  (a table, one row a line)
 from __future__ import annotations
 
 from pathlib import Path
 
-from membudget.fields import Field, Fields, Kind, Many
+from membudget.fields import Allowance, Boolean, Choice, Count, Expected, Field, Fields, Kind, Many, Share, Size, Text
 from membudget.schema import documented
 
+#: What the tables call a kind of value; Values explains each.
+TYPES: dict[type[Kind], str] = {
+    Allowance: "tolerance",
+    Boolean: "boolean",
+    Choice: "word",
+    Count: "count",
+    Expected: "expected",
+    Share: "share",
+    Size: "size",
+    Text: "text",
+}
 TARGET = Path(__file__).parents[1] / "docs" / "budgets.md"
 
 HEAD = """\
@@ -32,7 +44,7 @@ expect:
   fits: true
 ```
 
-```
+```text
 pytest -m math                                  all budgets in budgets/
 pytest -m math --budgets=team/budgets           those of another folder (write the =)
 pytest -m math -k qwen3-8b-bf16.dgx-spark       one of them
@@ -46,7 +58,7 @@ budget alone.
 
 In a project of your own, with membudget installed, the test ships with the package:
 
-```
+```text
 pytest --pyargs membudget.tests                 all budgets in budgets/, without a test file
 pytest --pyargs membudget.tests --budgets=team/budgets
 ```
@@ -62,14 +74,16 @@ def test_leaves_room_for_the_reranker(budget):
 
 ## Values
 
-| what | write | not |
+| type | write | not |
 |---|---|---|
-| counts (`ctx`, `users`) | `8192`, `8_192`, `8Ki` (x 1,024), `1Mi` | `8k`, `8,192`, `1e3`, `010` |
-| sizes | `512 MiB`, `1.5 GiB`, `16 GB` | `8G`, `8.5`, a number without a unit |
-| expected bytes | a size, or all digits: `8_405_385_216` | `8.4e9` |
-| booleans | `true`, `false` | `yes`, `on`, `True` |
-| tolerances | `exact`, `within 1%`, `within 64 MiB`, `within +64 MiB` (never under), `below 1 GiB` | `1%`, `about 1%` |
-| approximate expectations | `within 1% of 16.06 GB`, `within 2 of 100`, `below 8 MB` | |
+| count (`ctx`, `users`) | `8192`, `8_192`, `8Ki` (x 1,024), `1Mi` | `8k`, `8,192`, `1e3`, `010` |
+| size | `512 MiB`, `1.5 GiB`, `16 GB` | `8G`, `8.5`, a number without a unit |
+| expected | a size, or all digits of its bytes: `8_405_385_216`; or approximately: `within 1% of 16.06 GB`, `below 8 MB` | `8.4e9` |
+| expected count | `8_030_261_248`, `within 2 of 100`, `within 1% of 100`, `below 10` | `8B` |
+| boolean | `true`, `false` | `yes`, `on`, `True` |
+| tolerance | `exact`, `within 1%`, `within 64 MiB`, `within +64 MiB` (never under), `below 1 GiB`; of counts `within 2` | `1%`, `about 1%` |
+| share | `0.85`: above 0, at most 1 | `85`, `85%` |
+| word, text | as listed, in this spelling | |
 
 GB is 10^9 bytes and GiB 2^30. Whatever YAML readers disagree about (`010`, `12:30`, `1e3`,
 `on`, a key written twice) is an error with file and line, as are unknown fields, anchors,
@@ -103,19 +117,37 @@ def document() -> str:
 
 
 def _table(prefix: str) -> str:
-    rows = ["| field | what | allowed | left out |", "|---|---|---|---|"]
+    rows = ["| field | what | type: allowed | left out | example |", "|---|---|---|---|---|"]
     for path, field, kind in documented():
         if path.startswith(prefix) and not any(mark in path[len(prefix) :] for mark in ".["):
-            rows.append(f"| `{path[len(prefix) :]}` | {field.doc} | {_allowed(field, kind)} | {_left_out(field)} |")
+            example = f"`{field.example}`" if field.example else ""
+            cells = (
+                f"`{path[len(prefix) :]}`",
+                field.doc,
+                _allowed(kind),
+                _left_out(field),
+                example.replace("|", "\\|"),
+            )
+            rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def _allowed(field: Field, kind: Kind) -> str:
+def _allowed(kind: Kind) -> str:
+    """The type and what it allows; long ones are told once, under Values."""
     inner = _inner(kind)
-    text = "fields, see below" if isinstance(inner, Fields) else kind.allowed
-    if isinstance(inner, Fields) and inner is not kind:
-        text = "a list of fields, see below"
-    return (text + (f"; `{field.example}`" if field.example else "")).replace("|", "\\|")
+    if isinstance(inner, Fields):
+        return "fields, see below" if inner is kind else "a list of fields, see below"
+    for of, name in TYPES.items():
+        if type(inner) is of:
+            count = getattr(inner, "unit", "") == "count"
+            name = f"{name} count" if of is Expected and count else name
+            text = f"{name}: {inner.allowed}" if of in (Choice, Text, Share) else f"{name}{_bounds(inner)}"
+            return (text + (", or a list of them" if inner is not kind else "")).replace("|", "\\|")
+    raise TypeError(f"{type(inner).__name__} has no name in TYPES")
+
+
+def _bounds(kind: Kind) -> str:
+    return f": {kind.low:,} to {kind.high:,}" if isinstance(kind, Count) else ""
 
 
 def _left_out(field: Field) -> str:
