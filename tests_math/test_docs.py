@@ -1,8 +1,8 @@
 """What README.md and docs/ show is what happens: commands run, YAML loads, links lead somewhere, tables are computed.
 
 A `console` block is a session in a copy of this project without budgets: lines behind `$ ` are run, one page one
-folder, and their output is compared, a line `...` standing for any lines.  `<!-- file: NAME -->` before a block writes it
-there first; `<!-- not run: WHY -->` leaves a session out.  In `sh` blocks every membudget command must parse.
+folder, and their output is compared, a line `...` standing for any lines.  `<!-- file: NAME -->` before a block writes
+it there first; `<!-- not run: WHY -->` leaves a session out.  In `sh` blocks every membudget command must parse.
 """
 
 from __future__ import annotations
