@@ -195,6 +195,15 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {page.name for page in PAGES if page.parent.name == "docs"} == listed
 
 
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """`mkdocs build --strict`; skipped where the docs extra is not installed."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_tables_of_the_concepts_are_computed(plan: Any) -> None:
     """Bytes in docs/concepts.md are those of `membudget plan`."""
     text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
