@@ -88,13 +88,39 @@ def sized(text: str, pattern: str) -> float | None:
 PEERS = {
     "hf-mem": Peer(
         "hf-mem",
-        ["hf-mem", "--model-id", "{model}", "--experimental", "--max-model-len", "{ctx}", "--batch-size", "{users}", "--kv-cache-dtype", "bfloat16", "--json-output"],
+        [
+            "hf-mem",
+            "--model-id",
+            "{model}",
+            "--experimental",
+            "--max-model-len",
+            "{ctx}",
+            "--batch-size",
+            "{users}",
+            "--kv-cache-dtype",
+            "bfloat16",
+            "--json-output",
+        ],
         hf_mem,
     ),
     "kvfit": Peer("kvfit", ["kvfit", "{model}", "--context", "{ctx}", "--hardware", "custom:4000", "--json"], kvfit),
     "sparkfit": Peer(
         "sparkfit",
-        ["sparkfit", "plan", "-m", "{builtin}", "-q", "{quant}", "-c", "{ctx}", "-n", "{users}", "--kv-dtype", "bf16", "--json"],
+        [
+            "sparkfit",
+            "plan",
+            "-m",
+            "{builtin}",
+            "-q",
+            "{quant}",
+            "-c",
+            "{ctx}",
+            "-n",
+            "{users}",
+            "--kv-dtype",
+            "bf16",
+            "--json",
+        ],
         sparkfit,
         printed=5e6,
     ),
@@ -105,9 +131,14 @@ PEERS = {
         printed=1e7,
     ),
     "modelinfo-cli": Peer(
-        "modelinfo-cli", ["modelinfo", "{model}", "--context", "{ctx}", "--batch-size", "{users}"], modelinfo, printed=5.4e6
+        "modelinfo-cli",
+        ["modelinfo", "{model}", "--context", "{ctx}", "--batch-size", "{users}"],
+        modelinfo,
+        printed=5.4e6,
     ),
-    "vramcalc": Peer("vramcalc", ["vramcalc", "estimate", "{folder}", "--seq", "{ctx}", "--batch", "{users}", "--json"], vramcalc),
+    "vramcalc": Peer(
+        "vramcalc", ["vramcalc", "estimate", "{folder}", "--seq", "{ctx}", "--batch", "{users}", "--json"], vramcalc
+    ),
     "accelerate": Peer(
         "accelerate",
         ["accelerate-estimate-memory", "{model}", "--dtypes", "float16"],
@@ -117,7 +148,20 @@ PEERS = {
     ),
     "membudget": Peer(
         "membudget",
-        ["membudget", "plan", "{folder}", "--ctx", "{ctx}", "--users", "{users}", "--engine", "transformers", "--machine", "dgx-spark", "--json"],
+        [
+            "membudget",
+            "plan",
+            "{folder}",
+            "--ctx",
+            "{ctx}",
+            "--users",
+            "{users}",
+            "--engine",
+            "transformers",
+            "--machine",
+            "dgx-spark",
+            "--json",
+        ],
         membudget,
     ),
 }
