@@ -13,7 +13,8 @@ prints), ≈ within 1%, ✗ further off, — not offered, and what was not answe
 
 Truth is never our own output. Weights are the hub's published totals or the model on `transformers`' meta device; the
 KV cache is `transformers`' own, filled on the meta device. Sliding windows hold one token less between steps than in
-one: either is right. A file counted with its header is right, too. DeepSeek-V3 is right with or without its MTP layer. Sources of each:
+one: either is right. A file counted with its header is right, too.
+DeepSeek-V3 is right with or without its MTP layer. Sources of each:
 `benchmarks/peers/models.json`. The peers read a hub on localhost whose headers carry these published totals, so that
 tools which read headers get their best case; membudget is given only
 `config.json`.
