@@ -10,10 +10,10 @@ import functools
 import importlib.util
 from typing import NamedTuple
 
+from membudget.detect import SPARK_GPU
+
 #: Markers that need something, in the order in which they are checked.
 NEEDS = ("transformers", "cpu", "cuda", "spark")
-#: How the driver calls the GPU of a DGX Spark.
-SPARK_GPU = "GB10"
 _INSTALL = "pip install 'membudget[transformers]'"
 
 

@@ -20,6 +20,8 @@ TIMEOUT = 10
 #: Left to the operating system where CPU and GPU share the memory and no table entry says how
 #: much: a tenth, and never less than 1 GiB.  An assumption, said in `notes`.
 RESERVE_SHARE, RESERVE_LEAST = 10, GIB
+#: The GPU of a DGX Spark, by its name and by what CUDA calls its generation.
+SPARK_GPU, SPARK_CAPABILITY = "GB10", "12.1"
 
 
 class DetectError(RuntimeError):
@@ -101,10 +103,13 @@ def _nvidia(system: System) -> Machine | None:
         memory = _meminfo(system, "MemTotal")
         if memory is None:
             raise DetectError(f"nvidia-smi gives no memory for {unified[0]}, and /proc/meminfo no MemTotal")
-        known = _known(unified[0], memory)
-        return _machine(
-            unified[0], memory, known, notes, unified=True, cuda_total=memory, source="/proc/meminfo MemTotal"
-        )
+        title, capability = unified[0], _capability(system)
+        if SPARK_GPU in title and capability not in (None, SPARK_CAPABILITY):
+            notes.append(f"named {SPARK_GPU}, but its compute capability is {capability}, not {SPARK_CAPABILITY}")
+        elif SPARK_GPU not in title and capability == SPARK_CAPABILITY:
+            title = f"{SPARK_GPU} ({title}, compute capability {capability})"
+        known = _known(SPARK_GPU if SPARK_GPU in title else title, memory)
+        return _machine(title, memory, known, notes, unified=True, cuda_total=memory, source="/proc/meminfo MemTotal")
     name, mebibytes, _ = min(devices, key=lambda cells: int(cells[1]))
     memory = int(mebibytes) * MIB
     known = _known(name, memory)
@@ -113,6 +118,13 @@ def _nvidia(system: System) -> Machine | None:
     return _machine(
         name, memory, known, notes, cuda_total=known.cuda_total if known else None, source="nvidia-smi memory.total"
     )
+
+
+def _capability(system: System) -> str | None:
+    """The first device's compute capability, ``"12.1"``; None where an older driver does not say."""
+    text = system.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader,nounits"])
+    first = (text or "").strip().partition("\n")[0].strip()
+    return first if first.replace(".", "", 1).isdecimal() else None
 
 
 def _amd(system: System) -> Machine | None:

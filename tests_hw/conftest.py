@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from membudget.available import SPARK_GPU
 from membudget.budget import Budget
 from membudget.budget_file import Sources, load
-from membudget.detect import DetectError, detect
+from membudget.detect import SPARK_GPU, DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
 from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, refused

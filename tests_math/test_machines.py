@@ -263,6 +263,25 @@ def test_detects_a_spark() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "capability", "is_spark", "noted"),
+    [
+        ("NVIDIA GB10", "12.1", True, False),
+        ("NVIDIA GB10", "[N/A]", True, False),
+        ("NVIDIA GB10", "12.0", True, True),
+        ("NVIDIA Graphics Device", "12.1", True, False),
+        ("NVIDIA Thor", "11.0", False, True),
+    ],
+)
+def test_compute_capability_names_a_spark(name: str, capability: str, is_spark: bool, noted: bool) -> None:
+    """12.1 is GB10's alone: a driver without its name still has it, another capability under its name is noted."""
+    answers = {"name,memory.total": f"{name}, [N/A], [N/A]\n", "compute_cap": f"{capability}\n"}
+    found = detect(Answers(run=answers, files={"/proc/meminfo": MEMINFO}))
+    assert ("GB10" in found.title, bool(found.notes)) == (is_spark, noted)
+    assert (found.bandwidth == 273 * 10**9) == is_spark
+    assert found.unified
+
+
 def test_detects_an_older_spark() -> None:
     """The same box with older software has 119.68 GiB: what Linux says counts, the rest is the table's."""
     older = "MemTotal: 125489508 kB\n"

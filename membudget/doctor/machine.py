@@ -6,8 +6,8 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from membudget.available import SPARK_GPU, Here
-from membudget.detect import DetectError, detect
+from membudget.available import Here
+from membudget.detect import SPARK_GPU, DetectError, detect
 from membudget.doctor.source import Source
 from membudget.engines.vllm.oracle import ENV as VLLM
 from membudget.machines import Machine
