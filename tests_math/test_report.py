@@ -242,6 +242,19 @@ def test_measured_points_stand_on_the_growth_line() -> None:
     assert "dots: what 3 prompts of growing length held" in page
 
 
+def test_measured_points_are_drawn_without_the_model() -> None:
+    """A record whose model is not here still shows what was measured, and says that the prediction is not drawn."""
+    entry = RUNS[0].budgets["llama-3.1-8b-bf16.dgx-spark"]
+    settings = {**entry.settings, "model": "a/model-that-is-not-here", "caches": ["sliding"]}
+    lines = {**entry.lines, "kv_growth": Line(SLOPE, SLOPE)}
+    entry = entry._replace(samples={"kv_growth": GROWN}, settings=settings, lines=lines)
+    record = RUNS[0]._replace(budgets={"llama": entry})
+    page = run_page.render(story.of_record(record, (record,), capacity))
+    assert len(re.findall(r"<circle[^>]*><title>[^<]+, measured", page)) == 3
+    assert f"{SLOPE:,} B a token predicted (not drawn: the model is not here)" in page
+    assert 'class="line kv_cache"' not in page
+
+
 def test_measured_slope_keeps_its_intercept() -> None:
     """A cache that takes 1 GiB once and grows as predicted is a parallel line above, not a steeper one."""
     more = {**GROWN, "held": [size + 4 * GIB for size in GROWN["held"]]}

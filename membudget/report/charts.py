@@ -56,22 +56,28 @@ def bars(told: Told, rows: bool = True) -> str:
 
 
 def growth(found: Growth, identity: str) -> str:
-    """One user's cache over tokens: predicted as a line, measured as points, and dashes of the measured slope."""
-    if not found.predicted:
+    """One user's cache over tokens: predicted as a line, measured as points, and dashes of the measured slope.
+
+    "" where neither is there: a record whose model is not here, and that kept no points.
+    """
+    if not found.predicted and not found.points:
         return ""
-    ctx, top = found.predicted[-1]
+    ctx, top = found.predicted[-1] if found.predicted else (0, 0)
     start, end = _slope_ends(found, ctx)
     ctx = max(ctx, *(tokens for tokens, _ in found.points)) if found.points else ctx
     high = max(top, end[1], *(held for _, held in found.points)) if found.points else max(top, end[1])
-    said = f"KV cache of one user: {short(top)} at {found.predicted[-1][0]:,} tokens predicted"
+    said = "KV cache of one user"
+    if found.predicted:
+        said += f": {short(top)} at {found.predicted[-1][0]:,} tokens predicted"
     if found.measured is not None:
         said += f"; measured {found.measured:,} B a token"
     said += "".join(f"; {short(held)} at {tokens:,} tokens measured" for tokens, held in found.points)
     frame = Frame(ctx, high or 1)
     parts = [f'<svg class="growth" viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{text(said)}">']
     parts += frame.grid()
-    path = "L".join(frame.at(tokens, size) for tokens, size in found.predicted)
-    parts.append(f'<path class="line kv_cache" id="{text(identity)}" d="M{path}"/>')
+    if found.predicted:
+        path = "L".join(frame.at(tokens, size) for tokens, size in found.predicted)
+        parts.append(f'<path class="line kv_cache" id="{text(identity)}" d="M{path}"/>')
     if found.measured is not None:
         parts.append(f'<path class="line seen" d="M{frame.at(*start)}L{frame.at(*end)}"/>')
     for tokens, held in found.points:

@@ -134,7 +134,7 @@ def _growth(told: Told, place: int) -> str:
     found = told.growth
     if found is None or found.slope is None:
         return ""
-    said = f"{found.slope:,} B a token predicted (solid)"
+    said = f"{found.slope:,} B a token predicted ({'solid' if found.predicted else 'not drawn: the model is not here'})"
     if found.slope_end is not None and found.slope_end != found.slope:
         said += f", {found.slope_end:,} B once windows are full"
     if found.measured is not None:
@@ -142,8 +142,6 @@ def _growth(told: Told, place: int) -> str:
     if found.points:
         said += f"; dots: what {len(found.points)} prompts of growing length held"
     drawn = charts.growth(found, f"g{place}")
-    if not drawn:
-        drawn = '<p class="small muted">its shape needs the model, which is not here</p>'
     said = f'<p class="small muted">{text(said)}</p>'
     return f"<section><h3>One user's cache, token by token</h3>{said}{drawn}</section>"
 
