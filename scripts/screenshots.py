@@ -85,7 +85,7 @@ def as_svg(text: str, title: str) -> str:
 
 
 def pages(record: Path) -> None:
-    """The two pages, in light and dark, on a desk and on a phone."""
+    """The pages, in light and dark, on a desk and on a phone."""
     from tests_math import browser
 
     def ask(*argv: str) -> None:
@@ -102,7 +102,8 @@ def pages(record: Path) -> None:
         folder = Path(place)
         ask("explore", "meta-llama/Llama-3.1-8B", "-o", str(folder / "explore.html"))
         ask("report", str(record), "-o", str(folder / "report.html"))
-        for page in ("explore", "report"):
+        ask("report", str(ROOT / "budgets"), "-o", str(folder / "budgets.html"))
+        for page in ("explore", "report", "budgets"):
             for scheme in ("light", "dark"):
                 for size, (width, height) in {"desk": (1240, 900), "phone": (390, 844)}.items():
                     name = f"{page}-{scheme}-{size}"

@@ -138,7 +138,9 @@ def _growth(told: Told, place: int) -> str:
     if found.slope_end is not None and found.slope_end != found.slope:
         said += f", {found.slope_end:,} B once windows are full"
     if found.measured is not None:
-        said += f"; {found.measured:,} B measured (dashed)"
+        # where windows fill up the slope is that of the whole way, and must not be read as the first token's
+        way = "" if found.slope_end == found.slope else " from the first length to the last"
+        said += f"; {found.measured:,} B measured{way} (dashed)"
     if found.points:
         said += f"; dots: what {len(found.points)} prompts of growing length held"
     drawn = charts.growth(found, f"g{place}")
