@@ -101,7 +101,8 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     if tp * pp != machines:
         raise ValueError(
             f"tensor_parallel_size {tp:,} x pipeline_parallel_size {pp:,} make {tp * pp:,} ranks, and machine names "
-            f"{machines:,}; allowed: one rank for each device, as `machine: {tp * pp}x NAME`"
+            f"{machines:,}; allowed: one rank for each machine, as `{tp * pp}x NAME`, "
+            f"or sizes whose product is {machines:,}"
         )
     return tp, pp
 

@@ -267,9 +267,9 @@ def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
         tp, pp = parallel_sizes(many, budget.engine)
         budget = budget._replace(machines=many, tensor_parallel=tp, pipeline_parallel=pp)
         if many > 1:
-            from membudget.engines.vllm.ranks import stages
+            from membudget.engines.vllm.layouts import laid_out
 
-            stages(budget.model, budget.format, tp, pp)
+            laid_out(budget.model, budget.format, tp, pp)
             if budget.breaks:
                 field = "break"
                 raise ValueError(f"breakages are provoked on one machine, and this budget names {many}")

@@ -296,6 +296,9 @@ def predict(budget: Budget) -> Ledger:
             raise ValueError(f"{name} is {value:,}; allowed is a whole number >= 1")
     if budget.machines == 1:
         return _predict(budget)
+    from membudget.engines.vllm.layouts import laid_out
+
+    laid_out(budget.model, budget.format, budget.tensor_parallel, budget.pipeline_parallel)
     stages = tuple(_predict(part) for part in held(budget))
     tightest = min(stages, key=lambda ledger: ledger.headroom)
     ledger = Ledger(budget, tightest.lines, tightest.kv_per_request, tightest.held)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from membudget.machines import THIS_MACHINE, Machine, normalize
+from membudget.machines import THIS_MACHINE, Machine, UnknownMachine, counted, normalize
 from membudget.units import UnitError, parse_bytes
 from membudget.yaml_strict import Node, Problem, read_file
 from membudget.yaml_strict import parse as parse_yaml
@@ -83,6 +83,8 @@ def _machine(name: str, node: Node, source: str, problems: list[Problem]) -> Mac
 
     if not _NAME.fullmatch(name) or normalize(name) == normalize(THIS_MACHINE):
         refuse(node.line, "", f"no name for a machine; allowed: {_NAMES_ALLOWED}")
+    elif _reads_as_many(name):
+        refuse(node.line, "", f"reads as several machines, as in `2x dgx-spark`; allowed: {_NAMES_ALLOWED}")
     if node.kind != "map":
         refuse(node.line, "", f"not a machine; allowed: {EXAMPLE}")
         return None
@@ -175,8 +177,17 @@ def _names(node: Node) -> tuple[str, ...]:
         name = _text(item, f"a name (a number in quotes), and not {THIS_MACHINE}")
         if normalize(name) in ("", normalize(THIS_MACHINE)):
             raise _Refused(item.line, f"{name!r} cannot be a name", f"letters and digits, and not {THIS_MACHINE}")
+        if _reads_as_many(name):
+            raise _Refused(item.line, f"{name!r} reads as several machines", "a name that does not begin as `2x `")
         names.append(name)
     return tuple(names)
+
+
+def _reads_as_many(name: str) -> bool:
+    try:
+        return counted(name)[1] != name
+    except UnknownMachine:
+        return True
 
 
 #: Every field of a machine and what reads it.

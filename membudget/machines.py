@@ -103,15 +103,15 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
 MAX_MACHINES = 4096
 
 
-def counted(name: str) -> tuple[int, str]:
+def counted(name: str, most: int = MAX_MACHINES) -> tuple[int, str]:
     """``2x dgx-spark`` -> (2, ``dgx-spark``); a name without a number is one.  Raises `UnknownMachine`."""
     text = name.strip()
     digits = len(text) - len(text.lstrip("0123456789"))
     number, rest = text[:digits], text[digits:].lstrip()
     if not number or rest[:1] not in ("x", "X", "*", "×") or not rest[1:].strip():
         return 1, name
-    if len(number) > 4 or not 1 <= int(number) <= MAX_MACHINES:
-        raise UnknownMachine(f"{number[:20]} machines are refused; allowed is 1 to {MAX_MACHINES:,}, as `2x dgx-spark`")
+    if len(number) > len(str(most)) or not 1 <= int(number) <= most:
+        raise UnknownMachine(f"{number[:20]} machines are refused; allowed is 1 to {most:,}, as `2x dgx-spark`")
     return int(number), rest[1:].strip()
 
 
@@ -197,10 +197,21 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     name = name if len(name) <= 120 else name[:117] + "..."
     near = difflib.get_close_matches(name.lower(), names, 3, 0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    if _looks_counted(name):
+        hint = f" Several are written as `2x dgx-spark`: a whole number from 1 to {MAX_MACHINES:,}, x, and the name."
     return (
         f"no machine is called {name!r}.{hint} Known are: {', '.join(dict.fromkeys(names))}, and {THIS_MACHINE}. "
         f"Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
     )
+
+
+def _looks_counted(name: str) -> bool:
+    """Whether somebody meant several machines: ``2 dgx-spark``, ``1.5x h100``, ``h100 x2``, ``2x``."""
+    import re
+
+    number = r"[+-]?\d[\d.,_]*"
+    before, behind = rf"^\s*({number}\s*[x×*]|{number}\s|[x×*]\s)", r"[\s,][x×*]\s*\d+\s*$"
+    return re.search(f"{before}|{behind}", name, re.IGNORECASE) is not None
 
 
 def main() -> None:

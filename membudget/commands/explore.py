@@ -10,7 +10,7 @@ from membudget import formats, machines
 from membudget.capacity import MAX_CTX, MAX_USERS
 from membudget.commands import Result
 from membudget.commands.arguments import Arguments, UsageError
-from membudget.commands.common import build_model, choose_cache, choose_format, context, count
+from membudget.commands.common import InputError, build_model, choose_cache, choose_format, context, count
 from membudget.commands.plan import DEFAULT_CTX, find_machines
 from membudget.locate import locate
 from membudget.report.plan import model_context
@@ -49,6 +49,9 @@ def run(args: Arguments) -> Result:
         )
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
+    for name in args.machine or ():
+        if machines.counted(name)[0] > 1:
+            raise InputError(f"--machine {name}: the page's bars are of one machine; `membudget plan` takes several")
     shown = find_machines(args.machine, args.machines)
     known = machines.all_machines((args.machines,) if args.machines else ())
     every = {**{machine.name: machine for machine in shown}, **known}

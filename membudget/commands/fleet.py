@@ -108,10 +108,11 @@ def _from_params(
 def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
     if text is None:
         return machines.get(DEFAULT_NODE[0], files), DEFAULT_NODE[1]
-    number, x, name = text.partition("x")
-    if not (x and number.strip().isdecimal()):
-        number, name = "1", text
-    return machines.get(name.strip(), files), count("--node", number.strip(), 10**6)
+    try:
+        number, name = machines.counted(text, 10**6)
+        return machines.get(name.strip(), files), number
+    except machines.UnknownMachine as error:
+        raise InputError(f"--node: {error}") from None
 
 
 def _text(fleet: Fleet, name: str, form: str, dtype: str) -> str:

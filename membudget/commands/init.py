@@ -50,15 +50,17 @@ def run(args: Arguments) -> Result:
     """Predict, then write."""
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
-    machine = machines.get(args.machine, (args.machines,) if args.machines else ())
+    many, name = machines.counted(args.machine)
+    machine = machines.get(name, (args.machines,) if args.machines else ())
     if args.family:
         raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
     model, found = find_model(args)
     form = named_format(args.format, model)
     dtype = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
-    ledger = predict(Budget("init", model, form, dtype, ctx, users, machine))
-    path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(machine.name)}.yaml")
+    ledger = predict(Budget("init", model, form, dtype, ctx, users, machine, machines=many, tensor_parallel=many))
+    box = machine.name if many == 1 else f"{many}x-{machine.name}"
+    path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(box)}.yaml")
     text = _yaml(ledger, _reference(args.model, found, args.to))
     _write(path, text)
     schema = os.path.join(args.to, SCHEMA)
@@ -79,6 +81,8 @@ def _yaml(ledger: Ledger, model: str) -> str:
     budget = ledger.budget
     machine = budget.machine
     where = machine.title or machine.name
+    if budget.machines > 1:
+        where = f"{budget.machines} x {where}, each one rank"
     lines = [
         f"# yaml-language-server: $schema=./{SCHEMA}",
         f"# {plain(budget.model.name)} in {budget.format.name} on {where}. Written by `membudget init`; make it yours.",
@@ -87,7 +91,8 @@ def _yaml(ledger: Ledger, model: str) -> str:
         f"kv_cache_dtype: {budget.kv_cache_dtype}",
         f"ctx: {budget.ctx}  # tokens a user; a list makes one budget of each",
         f"users: {budget.users}",
-        f"machine: {machine.name}",
+        f"machine: {budget.machine_name}",
+        *_sizes(budget),
         "",
         "expect:  # predicted from config.json: hold it against a source of your own, and say which",
         f"  fits: {'true' if ledger.fits else 'false'}",
@@ -95,6 +100,12 @@ def _yaml(ledger: Ledger, model: str) -> str:
         f"  kv_per_token: {exact(ledger.kv_per_token)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sizes(budget: Budget) -> list[str]:
+    if budget.machines == 1:
+        return []
+    return [f"engine: {{vllm: {{tensor_parallel_size: {budget.tensor_parallel}, pipeline_parallel_size: 1}}}}"]
 
 
 def _reference(name: str, found: Located, folder: str) -> str:

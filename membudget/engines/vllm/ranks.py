@@ -11,7 +11,7 @@ fixtures/oracle/ranks.json holds what vLLM's own classes say, tests_math/test_di
 from __future__ import annotations
 
 from membudget.engines.vllm.cut import BUFFERS, REPLICATED, Cut, RankError, layer_of, unknown
-from membudget.formats.base import Format
+from membudget.formats.base import Format, FormatError
 from membudget.formats.safetensors import Safetensors
 from membudget.model import Model
 from membudget.model.caches import CacheSpec, summarize
@@ -116,11 +116,25 @@ def _stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
         else:
             raise unknown(model, tensor)
     caches = [[cut.cache(spec) for spec in model.caches if spec.layer in span] for span in spans]
-    return tuple(
+    found = tuple(
         Stage(place, (span.start, span.stop), RankModel(model, tuple(held[place]), tuple(caches[place])),
               towers if place == 0 else 0)
         for place, span in enumerate(spans)
     )  # fmt: skip
+    _weighed(model, form, tp, found)
+    return found
+
+
+def _weighed(model: Model, form: Format, tp: int, found: tuple[Stage, ...]) -> None:
+    """A rank's tensors must be whole blocks of the format, as the model's are.  Raises `RankError`."""
+    form.weigh(model)  # what the whole model cannot be in, is not the layout's fault
+    try:
+        for stage in found:
+            form.weigh(stage.model)
+    except RankError:
+        raise
+    except FormatError as error:
+        raise RankError(f"{error}: that is what one rank holds at tensor_parallel_size {tp}") from None
 
 
 def _ends(model: Model, cut: Cut, tensor: Tensor, bucket: str, pp: int) -> list[tuple[int, Tensor]]:
