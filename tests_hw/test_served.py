@@ -57,9 +57,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def vllm_of(config: pytest.Config) -> str:
     """The command that --vllm or MEMBUDGET_VLLM gives, or a skip that says how to give one."""
     option = config.getoption("membudget_vllm", None) or os.environ.get(ENV)
-    if option and " " in option.strip():
-        return str(option)
     python = find_python(option)
+    if python is None and option and " " in option.strip():
+        return str(option)  # a command of several words; what is no such words is refused when it is read
     if python is None:
         given = f"{option} is no python with vLLM" if option else f"give --vllm CMD or {ENV}"
         pytest.skip(f"no vLLM: {given}")

