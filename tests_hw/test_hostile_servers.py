@@ -97,7 +97,7 @@ def test_a_flood_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     log = tmp_path / "vllm.log"
     log.write_bytes(b"x" * 2000)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        said = server._asked(process, server._free_port(), {"seconds": 30, "log": str(log), "name": "m"})  # type: ignore[arg-type]
+        said = server._asked(process, server._free_port(), {"seconds": 30, "log": str(log), "name": "m"})
         process.kill()
     assert "its log is larger than 1,000 bytes" in said["error"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -185,9 +186,9 @@ def test_what_is_suggested_fits(name: str, size: tuple[int, int], ctx: int, user
     asked = budget(made(name), "bf16", *size, users=users, ctx=ctx)
     ledger = predict(asked)
     for change in ledger.changes:
-        values = dict(change.values)
+        values: dict[str, Any] = dict(change.values)
         if "format" in values:
-            values["format"] = formats.get(str(values["format"]))  # type: ignore[assignment]
+            values["format"] = formats.get(str(values["format"]))
         assert fits(asked._replace(**values)), change.text
     assert ledger.fits == fits(asked)
 
