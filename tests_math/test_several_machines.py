@@ -217,3 +217,13 @@ def test_explore_is_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_the_known_families_are_built() -> None:
     """The names here are of families whose ranks are known, so that the laws above are no empty promise."""
     assert {made(name).read_as for name in NAMES} <= KNOWN
+
+
+def test_a_report_says_what_it_could_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page of a budget whose layout is refused is written, and the terminal says why it is empty."""
+    file, page = tmp_path / "b.yaml", tmp_path / "r.html"
+    file.write_text("model: meta-llama/Llama-3.1-70B\nformat: bf16\nctx: 1Ki\nusers: 1\nmachine: 3x dgx-spark\n")
+    assert main(["report", str(file), "-o", str(page)]) == 2
+    text = capsys.readouterr().out
+    assert "b.yaml:5: machine: Total number of attention heads (64)" in text
+    assert page.exists()

@@ -91,4 +91,5 @@ def _of_run(args: Arguments) -> Story:
 def _text(path: str, size: int, story: Story, failed: int) -> str:
     many = f"{len(story.told):,} budget{'s' if len(story.told) != 1 else ''}"
     state = f"{failed:,} failed" if failed else "none failed"
-    return f"{path}: {story.title}: {many}, {state}; {size / 1000:,.0f} kB; open it in any browser"
+    line = f"{path}: {story.title}: {many}, {state}; {size / 1000:,.0f} kB; open it in any browser"
+    return "\n".join([*(f"not read: {problem}" for problem in story.problems), line])
