@@ -107,11 +107,15 @@ def _assert_stopped(outcome: guard.Outcome) -> None:
 
 def test_watchdog_stops_a_measurement(llama: Budget) -> None:
     """A worker that takes more than predicted is killed at the floor, with its last stage and readings."""
-    available = system.available()
-    assert available is not None
-    # Others on this machine come and go; 1.5 GiB is more than they move and less than the hog takes.
-    outcome = _hog(llama, available - 3 * GIB // 2, 120.0)
-    _assert_stopped(outcome)
+    for _ in range(3):
+        available = system.available()
+        assert available is not None
+        # Others on this machine come and go; 1.5 GiB is mostly more than they move, and less than the hog takes.
+        # Where somebody else reached the floor, the worker was stopped before it took anything: once more.
+        outcome = _hog(llama, available - 3 * GIB // 2, 120.0)
+        _assert_stopped(outcome)
+        if outcome.last_stage != "start":
+            break
     assert outcome.last_stage == "weights"
     assert any("readings" in stage for stage in outcome.stages)
 
