@@ -7,8 +7,6 @@ errors, `-x` clusters) goes to `build`, the real argparse parser, whose word cou
 
 from __future__ import annotations
 
-import os
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
