@@ -10,14 +10,16 @@ import pytest
 
 HERE = Path(__file__).parents[1] / "benchmarks" / "peers"
 
-pytestmark = [pytest.mark.math, pytest.mark.skipif(not HERE.exists(), reason="benchmarks/peers is not here")]
+pytestmark = pytest.mark.math
 
 ACCELERATE = (
     "│ dtype │Largest Layer│Total Size│    Training using Adam    │\n│float16│  1002.0 MB  │ 13.98 GB │   55.92 GB   │"
 )
 MODELINFO = "  ├─ Weights:    14.96 GB\n  ├─ KV Cache:   8.0 GB (8192 tokens)\n  └─ Overhead:   600.0 MB"
+KVFIT = '{"cache": {"bytes_per_sequence": 1073741824.0}, "model": {"weight_bytes": 16060526156}}'
 PRINTED = {
     "hf-mem": ('{"model_id": "m", "memory": 16060522496, "kv_cache": 8589934592}', (16060522496, 8589934592)),
+    "kvfit": (KVFIT, (16060526156, 8589934592)),
     "sparkfit": ('{"budget_gb": {"weights": 16.06, "kv": 8.59}}', (16.06e9, 8.59e9)),
     "vramcalc": ('{"estimate": {"weights": 16060522496, "kv_cache": 8589934592}}', (16060522496, 8589934592)),
     "modelinfo-cli": (MODELINFO, (14.96 * 2**30, 8.0 * 2**30)),

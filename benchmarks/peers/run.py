@@ -4,8 +4,10 @@
 
 Makes a virtual environment for each tool, serves the models from a hub on localhost, asks
 every tool for the same context and users in turn, and writes results.json and docs/peers.md.
-Three peers have the hub's address written into them: in their environment only that address
-is replaced.  --time-only keeps the verdicts and measures the times again.
+hf-mem, kvfit, ridgepoint and modelinfo-cli have the hub's address written into them: in their
+environments it is replaced, and with it their demand for https; accelerate takes HF_ENDPOINT;
+sparkfit reads nothing, vramcalc and membudget a local config.json.  --time-only keeps the verdicts
+and measures the times again.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def ask(name: str, peer: Peer, model: str, envs: Path, work: Path, url: str) -> 
     try:
         return peer.parse(done.stdout, USERS), seconds
     except (ValueError, KeyError, TypeError):
-        return "error: " + ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1][:160], seconds
+        said = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1][:160]
+        return ("not offered: " if "not supported" in said else "error: ") + said, seconds
 
 
 def judge(told: float | None, truths: list[int], printed: float) -> dict[str, Any] | str:
