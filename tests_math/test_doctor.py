@@ -189,6 +189,27 @@ def test_thrashing_comes_first(spark: Machine, ask: Ask) -> None:
     assert document["first"].startswith("thrashing (")
 
 
+def test_swap_is_not_switched_off_into_a_full_memory(spark: Machine, ask: Ask) -> None:
+    """`swapoff` reads everything back: without room for it and the guard's 12 GiB, memory is freed first."""
+    case = dict(SPARK["idle"]["meminfo_kib"])
+    case |= {"SwapTotal": 16 * 2**20, "SwapFree": 4 * 2**20}
+    spark.memory(case | {"MemAvailable": 30 * 2**20})
+    assert trap(ask("doctor")[1], "swap")["fix"] == "sudo swapoff -a"
+    spark.memory(case | {"MemAvailable": 8 * 2**20})
+    fix = trap(ask("doctor")[1], "swap")["fix"]
+    assert fix.startswith("first end what holds memory, until 24.00 GiB is available")
+    assert fix.endswith("then sudo swapoff -a")
+
+
+def test_nobody_is_told_to_kill_the_screen(spark: Machine, ask: Ask) -> None:
+    """A display server always holds a little of the device: it is named, and no kill is advised."""
+    spark.device = [Held(4243, "Xorg", 128 * MIB)]
+    found = trap(ask("doctor")[1], "engines")
+    assert found["state"] == "note"
+    assert "Xorg (pid 4243) holds 0.12 GiB" in found["text"]
+    assert "kill" not in found["fix"]
+
+
 def test_a_desktop_and_no_guard(spark: Machine, ask: Ask) -> None:
     """GNOME and Firefox are named with what they hold; without earlyoom the host may hang, oomd or not."""
     for pid, (name, size) in enumerate([("gnome-shell", 2 * GIB), ("firefox", 9 * GIB), ("firefox", GIB)], 900):

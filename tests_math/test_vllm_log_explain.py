@@ -352,3 +352,12 @@ def test_explain_needs_nothing_but_a_log() -> None:
     log = one(["Available KV cache memory: 5.0 GiB\n"])
     assert "truncated" in explain(log, compare(log, None))[1]
     assert as_json(log)["arithmetic"] is None
+
+
+def test_a_log_of_another_model_than_the_budgets_is_named(tmp_path: Path, model: Callable[[str], Model]) -> None:
+    """A budget of one model beside a log of another: the difference is explained, not only counted."""
+    file = tmp_path / "server.log"
+    file.write_text("\n".join(start("Qwen/Qwen3-8B")))
+    note = explain_file(str(file), model=model("meta-llama/Llama-3.1-8B")).document[0]["note"]
+    assert "names Qwen/Qwen3-8B, which is another model than the budget's meta-llama/Llama-3.1-8B" in note
+    assert "another model" not in explain_file(str(file), model=model("Qwen/Qwen3-8B")).document[0]["note"]

@@ -6,8 +6,9 @@ Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here,
 from __future__ import annotations
 
 from membudget.commands import Result
-from membudget.commands.common import NotHere, context, folder, short_repr, size
+from membudget.commands.common import InputError, NotHere, context, folder, short_repr, size
 from membudget.ledger import MAX_CTX
+from membudget.units import GIB, gib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The groups of lines that a plan may have.
 GROUPS = ("context", "weights", "growth", "static", "activations", "break", "fragmentation", "edge")
+#: The lowest floor on unified memory: MemAvailable fell from 23.8 to 6.3 GiB in 5 s (vllm-project/vllm/issues/56824).
+LEAST_UNIFIED = 4 * GIB
 
 
 def options(parser: Declares) -> None:
@@ -37,13 +40,12 @@ def run(args: Arguments) -> Result:
     if not args.paths:
         return _look()
     from membudget.budget_file import NoBudgets, Sources, load
-    from membudget.commands.common import InputError
     from membudget.probe.measure import Settings, device_of, measure, refused
     from membudget.probe.plan import CannotMeasure, plan
     from membudget.probe.progress import Progress
 
     models = folder("--models", args.models)
-    floor = size("--floor", args.floor) if args.floor else None
+    floor = _floor(args.floor) if args.floor is not None else None
     chunk = context("--chunk", args.chunk, MAX_CTX) if args.chunk else 0
     odd = sorted(set(args.only or ()) - set(GROUPS))
     if odd:
@@ -64,8 +66,17 @@ def run(args: Arguments) -> Result:
         except CannotMeasure as error:
             reasons.append(f"{budget.id}: {error}")
             continue
+        if floor is not None and floor < LEAST_UNIFIED and made.device != "cpu" and budget.machine.unified:
+            raise InputError(
+                f"--floor: {short_repr(args.floor)} is refused; allowed is {gib(LEAST_UNIFIED)} or more where CPU and "
+                f"GPU share the memory, as on {budget.machine.name}: what is available was seen to fall by 3.5 GiB a "
+                "second, and a host that runs out hangs. Leave --floor out for 12 GiB"
+            )
         if args.dry_run:
-            plans.append({"budget": budget.id, "refused": refused(made, settings), "text": made.text()})
+            why = refused(made, settings)
+            if why is None and (lacks := _lacks(made.device)):
+                why = f"the memory is there, but it would not start: {lacks}"
+            plans.append({"budget": budget.id, "refused": why, "text": made.text()})
             continue
         _needs(made.device)
         done.append(measure(made, settings, args.only))
@@ -132,9 +143,21 @@ def _look() -> Result:
     return Result(0, document, lambda: "\n".join(table(rows, "<><")))
 
 
-def _needs(device: str) -> None:
+def _floor(text: str) -> int:
+    """Bytes.  A number without a unit is refused: `--floor 12`, meant as GiB, would switch the guard off."""
+    if text.strip().replace("_", "").isdecimal():
+        raise InputError(f"--floor: {short_repr(text)} is refused: it has no unit; allowed is a size, as 12GiB")
+    return size("--floor", text)
+
+
+def _lacks(device: str) -> str | None:
+    """What must be installed before this can be measured here; None where nothing is missing."""
     from membudget.available import missing
 
-    lacks = missing("cuda" if device == "cuda" else "cpu")
+    return missing("cuda" if device == "cuda" else "cpu")
+
+
+def _needs(device: str) -> None:
+    lacks = _lacks(device)
     if lacks:
         raise NotHere(lacks)

@@ -62,7 +62,13 @@ def swap(look: Look) -> Trap:
     if not look.unified_gpu:
         return Trap("swap", "note" if total - free > GIB else "clear", text)
     text += "; CUDA's pages cannot be swapped, so the rest of the system thrashes before anything is ended"
-    return Trap("swap", "danger" if total - free > GIB else "note", text, "sudo swapoff -a")
+    used, fix = total - free, "sudo swapoff -a"
+    available = value(look.available)
+    if used and (available is None or available - used < UNIFIED_FLOOR):
+        # swapoff reads all of it back into memory: without room for it this is what hangs the host
+        fix = f"first end what holds memory, until {gib(used + UNIFIED_FLOOR, 2)} is available: swapoff brings all back"
+        fix += "; then sudo swapoff -a"
+    return Trap("swap", "danger" if used > GIB else "note", text, fix)
 
 
 def zram(look: Look) -> Trap:
@@ -106,7 +112,11 @@ def engines(look: Look) -> Trap:
     told += [f"{item.engine} runs (pid {item.pid}); how much it holds on the device is not known" for item in started]
     size = sum(item.size for item in others if not isinstance(item.size, Unknown))
     danger = size > GIB or any(isinstance(item.size, Unknown) for item in others) or bool(started and look.gpus)
-    pids = " ".join(str(pid) for pid in [*(item.pid for item in others), *(item.pid for item in started)])
+    ending = [item.pid for item in others if item.name not in DESKTOP]
+    if not ending and not started:  # the screen: `desktop` says how to end it without losing work to a kill
+        end = "nothing to stop for this; without a screen: sudo systemctl isolate multi-user.target"
+        return Trap("engines", "danger" if danger else "note", "; ".join(told), end)
+    pids = " ".join(str(pid) for pid in [*ending, *(item.pid for item in started)])
     fix = f"stop it (kill {pids}, or its service), then wait until MemAvailable is back: a closed port is not enough"
     return Trap("engines", "danger" if danger else "note", "; ".join(told), fix)
 

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 class Busy(RuntimeError):
     """Another process measures on this machine: the message says which, since when, and what to do."""
 
+    #: Of a command that meets it: not available here, now.
+    exit_code = 3
+
 
 @contextlib.contextmanager
 def machine_lock(path: str | None = None, wait_seconds: float = 0.0) -> Iterator[str]:

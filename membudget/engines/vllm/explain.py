@@ -79,6 +79,8 @@ def explain_file(
     for index, log in enumerate(engines):
         found, note = (model, "") if model is not None else find_model(log)
         compared = compare(log, found, known)
+        if model is not None:
+            note = _other(log, model, any(check.holds is False for check in compared.checks))
         if weights is not None and (check := _weights(log, weights)) is not None:
             compared = compared._replace(checks=(*compared.checks, check))
         if note and not compared.note.startswith(note):
@@ -108,6 +110,22 @@ NOTHING = (
     "{where}: no line of a vLLM start-up in it (0.6 to 0.33 are known).\n"
     "Give the log from its beginning: `docker logs NAME 2>&1`, `vllm serve ... 2>&1 | membudget log -`."
 )
+
+
+def _other(log: EngineLog, model: Model, differs: bool) -> str:
+    """A note where the log names a model that takes other bytes than the given one; "" where it does not.
+
+    differs: a figure of the log is off.  A folder or a served name may be any model: it is only named then.
+    """
+    if not log.model or log.model == model.name:
+        return ""
+    named, _ = find_model(log)
+    if named is None and not differs:
+        return ""
+    if named is not None and (named.count.params, named.caches) == (model.count.params, model.caches):
+        return ""
+    verb = "may be another model" if named is None else "is another model"
+    return f"the log names {log.model}, which {verb} than the budget's {model.name}: the arithmetic is the budget's"
 
 
 def find_model(log: EngineLog) -> tuple[Model | None, str]:
