@@ -92,7 +92,7 @@ def headroom(budget: Budget, total: int) -> int:
 def left_over(budget: Budget) -> Callable[[int, int], int]:
     """The headroom as a function of (ctx, users): what `predict` finds, without its lines; of the tightest rank."""
     parts = [_left_over(part) for part in held(budget)]
-    return parts[0] if len(parts) == 1 else lambda ctx, users: min(part(ctx, users) for part in parts)
+    return lambda ctx, users: min([part(ctx, users) for part in parts])
 
 
 def _left_over(budget: Budget) -> Callable[[int, int], int]:
@@ -102,15 +102,11 @@ def _left_over(budget: Budget) -> Callable[[int, int], int]:
     capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)
     room = capacity if limit is None else min(capacity, limit - held)
     request = kv.cache(model, budget.kv_cache_dtype).bytes
-    wide, fixed = activations.widths(model), budget.engine.name != "transformers"
-    attention, logits = engine.attention, engine.logits
+    wide, attention, logits = activations.widths(model), engine.attention, engine.logits
     per_user = activations.decode_bytes(wide, 1, width)
-    prefill = activations.prefill_bytes(wide, *_step(budget, 1, 1), attention, logits, width) if fixed else 0
 
     def left(ctx: int, users: int) -> int:
-        step = prefill
-        if not fixed:
-            step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
+        step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
         return room - request(ctx) * users - max(step, per_user * users)
 
     return left
@@ -147,29 +143,21 @@ def max_ctx(budget: Budget) -> int:
 def largest(left: Callable[[int], int], most: int, near: int) -> int:
     """The largest n in [0, most] for which left(n) >= 0, given that left falls; 0 if not even 1.
 
-    near: where the search begins: from there it goes where the slope says, and doubles its steps.
+    near: where the slope is taken, 1 or more.  On a straight line that slope leads to the answer at once; else
+    the search goes from there in steps that double, and halves what is between.
     """
     if left(1) < 0:
         return 0
-    near = min(max(near, 1), most)
     here = left(near)
     slope = here - left(near + 1)
-    guess = near + here // slope if slope > 0 else near
-    guess = min(max(guess, 1), most)
-    step = 1
-    if left(guess) >= 0:
-        low, high = guess, guess + 1
-        while high <= most and left(high) >= 0:
-            step *= 2
-            low, high = high, high + step
-        high = min(high, most + 1)
-    else:
-        low, high = guess - 1, guess
-        while low > 1 and left(low) < 0:
-            step *= 2
-            low, high = low - step, low
-        low = max(low, 1)
+    middle = min(max(near + here // slope if slope else near, 2), most)  # 1 fits already
+    step, low, high = 1, 1, most + 1  # low fits; high does not, or nobody looks there
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
+        if not low < middle < high:
+            middle = (low + high) // 2
+        if left(middle) >= 0:
+            low, middle = middle, middle + step
+        else:
+            high, middle = middle, middle - step
+        step *= 2
     return low

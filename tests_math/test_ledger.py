@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from membudget import formats, machines
 from membudget.budget import Budget, Engine
-from membudget.capacity import fits, largest, total_of
+from membudget.capacity import fits, total_of
 from membudget.ledger import BUCKETS, Ledger, predict
 from membudget.machines import Machine
 from membudget.model import Model, build
@@ -184,16 +184,6 @@ def test_most_is_the_most(config: dict[str, Any], ctx: int, users: int, machine:
         assert plan(model, machine, ledger.max_ctx, users).fits
     if ledger.max_ctx < 2**30:
         assert not plan(model, machine, ledger.max_ctx + 1, users).fits
-
-
-@given(st.lists(st.integers(-20, 60), min_size=2, max_size=40), st.integers(-5, 60))
-def test_the_search_finds_the_last_that_fits(drops: list[int], near: int) -> None:
-    """Wherever it begins, and however unevenly the headroom falls (windows, states), it is the brute-force answer."""
-    falling = sorted(drops, reverse=True)
-    most = len(falling) - 1
-    # past the end nothing is asked but the slope
-    found = largest(lambda n: falling[min(n, most)] - max(0, n - most) * 100, most, near)
-    assert found == max((n for n in range(1, most + 1) if falling[n] >= 0), default=0)
 
 
 @given(llama_configs(), st.integers(1, 600), st.integers(1, 2000), st.integers(1, 64))
