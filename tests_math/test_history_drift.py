@@ -315,8 +315,8 @@ def test_a_version_means_the_run_of_the_same_kind() -> None:
 
 
 def test_no_run_at_all() -> None:
-    """An empty history says so."""
-    with pytest.raises(SelectError, match="no run is recorded"):
+    """An empty history says so, and what makes a run."""
+    with pytest.raises(SelectError, match="no run is recorded; `pytest --record` makes one"):
         select("last", [])
     with pytest.raises(SelectError, match="without a failure"):
         select("last-green", [run(2, verdict="failed"), run(3)], run(3))

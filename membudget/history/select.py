@@ -28,7 +28,7 @@ def select(ref: str, runs: Sequence[Record], against: Record | None = None) -> R
         return of_file(ref) if os.path.isfile(ref) else of_file(path, version)
     others = [run for run in runs if against is None or run.id != against.id]
     if not others:
-        raise SelectError(f"{ref}: no {'other ' if against else ''}run is recorded")
+        raise SelectError(f"{ref}: no {'other ' if against else ''}run is recorded; `pytest --record` makes one")
     if ref == "last":
         return others[-1]
     if ref == "first":
