@@ -60,6 +60,19 @@ def gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE))
 
 
+def runs(command: str) -> bool:
+    """Whether a command can be started here: a file, an environment's folder, or words of which the first is found."""
+    import os
+    import shlex
+    from shutil import which
+
+    try:
+        words = [command] if os.path.exists(command) else shlex.split(command)
+    except ValueError:  # a quote that is not closed
+        return False
+    return bool(words) and (os.path.isdir(words[0]) or which(words[0]) is not None)
+
+
 def _asked() -> Here:
     torch = (_torch_version() or "unknown") if _installed("torch") else ""
     return Here(gpus(), torch, "unknown" if _installed("transformers") else "")

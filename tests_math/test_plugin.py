@@ -308,6 +308,20 @@ def test_named_in_a_conftest_the_markers_hold_for_all_tests(pytester: pytest.Pyt
     pytester.runpytest("-m", "not slow").assert_outcomes(passed=1, deselected=1)
 
 
+@pytest.mark.parametrize("command", ["no-such-vllm", "no-such-tool run image", "'never closed"])
+def test_vllm_that_cannot_be_started_is_no_skip(run: Run, command: str) -> None:
+    """A command that is not there proves nothing: the run says so before it starts."""
+    result = run("--vllm", command)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "there is no such command here; give a python that has vLLM" in result.stderr.str()
+
+
+def test_vllm_may_be_a_file_a_folder_or_words(run: Run) -> None:
+    """A python, its environment's folder, a command with arguments."""
+    for command in (sys.executable, sys.prefix, f"{sys.executable} -m vllm"):
+        assert run("--vllm", command).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 def test_markers_are_registered(pytester: pytest.Pytester, run: Run) -> None:
     """--strict-markers knows them all, and --markers explains them."""
     output = run("--markers").stdout.str()
