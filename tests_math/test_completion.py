@@ -18,7 +18,7 @@ from membudget.cli import COMMANDS, available, parser_of
 from membudget.commands.candidates import candidates
 from membudget.commands.completion import SCRIPTS, WORDS
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., tuple[int, str, str]]

@@ -21,7 +21,7 @@ import pytest
 
 from membudget.cli import COMMANDS, parser_of
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", re.DOTALL | re.MULTILINE)

@@ -19,7 +19,7 @@ from membudget.doctor.source import Held, engine
 from membudget.probe.readings import Reading, Unknown
 from membudget.units import GIB, MIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 SPARK: dict[str, Any] = json.loads((ROOT / "fixtures" / "doctor" / "spark.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ import pytest
 from membudget.schema import json_schema
 from tests_math.language_server import LanguageServer
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 BUDGETS = Path(__file__).parents[1] / "budgets"
 SCHEMA = "budgets.schema.json"

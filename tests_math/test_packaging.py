@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 def test_names_that_windows_can_hold() -> None:

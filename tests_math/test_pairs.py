@@ -23,7 +23,7 @@ from membudget.probe.results import second_process
 from membudget.tolerance import parse
 from membudget.units import GIB, MIB
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 #: MemTotal, MemAvailable and MemFree of a DGX Spark that has just read a checkpoint.
 TOTAL, AVAILABLE, FREE = 127_600_748 * 1024, 121_267_814 * 1024, 43_536_875 * 1024

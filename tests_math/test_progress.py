@@ -10,7 +10,7 @@ import pytest
 from membudget.probe.edge import Looking, find_edge
 from membudget.probe.progress import Progress
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 class Screen(io.StringIO):

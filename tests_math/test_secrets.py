@@ -14,7 +14,7 @@ from membudget.cli import main
 from membudget.locate import without_tokens
 from tests_math.test_security import CONTROL, EVIL, ROOT, TOKEN, Run, harmless, limited
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 
 def test_a_token_is_nowhere(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from membudget.probe.lock import Busy, machine_lock
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "hf_" + "Zq7" * 12

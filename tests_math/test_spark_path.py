@@ -322,3 +322,15 @@ def test_gpu_script_has_a_dry_run() -> None:
     said = subprocess.run([sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True).stdout
     for part in ("Llama-3.2-1B", "Llama-3.1-8B", "break[0].outcome out_of_memory", "breakages stop at 60.00 GiB"):
         assert part in said
+
+
+def test_dry_run_speaks_on_any_machine() -> None:
+    """Without a GPU and without torch: what would be loaded, line by line, and that it would not start here."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "pytest", "tests_hw/test_budgets.py", "-m", "spark", "--dry-run", "-q"]
+    command += ["-p", "no:cacheprovider", "-k", "qwen3-8b-bf16.dgx-spark and weights"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "qwen3-8b-bf16.dgx-spark: Qwen/Qwen3-8B, bf16, on cuda" in done.stdout
+    assert "would take at most" in done.stdout
+    assert "weights 15.26 GiB" in done.stdout
