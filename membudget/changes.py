@@ -22,23 +22,23 @@ class Change(NamedTuple):
 def suggest(budget: Budget) -> list[Change]:
     """Changes after each of which this budget, which does not fit, would; those that free the least come first."""
     found = []
-    request, weights = kv_request(budget, budget.ctx), budget.format.weigh(budget.model).total
+    request = kv_request(budget, budget.ctx)
     users = max_users(budget)
-    if 0 < users < budget.users:
+    if users:
         text = f"{users_text(users)} instead of {budget.users:,}"
         found.append(Change(text, request * (budget.users - users), {"users": users}))
     ctx = max_ctx(budget)
-    if 0 < ctx < budget.ctx:
+    if ctx:
         text = f"{ctx:,} tokens of context instead of {budget.ctx:,}"
         found.append(Change(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
     fp8 = budget._replace(kv_cache_dtype="fp8")
-    frees = (request - kv_request(fp8, budget.ctx)) * budget.users
-    if frees > 0 and fits(fp8):
+    if fits(fp8):
+        frees = (request - kv_request(fp8, budget.ctx)) * budget.users
         found.append(Change("an fp8 KV cache", frees, {"kv_cache_dtype": "fp8"}))
     for name in SMALLER:
         smaller = _with_format(budget, name)
-        frees = weights - smaller.format.weigh(budget.model).total if smaller else 0
-        if smaller and frees > 0 and fits(smaller):
+        if smaller and fits(smaller):
+            frees = budget.format.weigh(budget.model).total - smaller.format.weigh(budget.model).total
             found.append(Change(f"{name} weights", frees, {"format": name}))
             break
     return sorted(found, key=lambda change: change.frees) or _together(budget)
@@ -48,7 +48,7 @@ def _together(budget: Budget) -> list[Change]:
     """No single change is enough: the least compressed weights that fit some users with an fp8 cache."""
     for name in (budget.format.name, *SMALLER):
         smaller = _with_format(budget, name)
-        if smaller is None or smaller.format.weigh(budget.model).total > budget.format.weigh(budget.model).total:
+        if smaller is None:
             continue
         smaller = smaller._replace(kv_cache_dtype="fp8")
         users = min(budget.users, max_users(smaller))
