@@ -43,7 +43,7 @@ def kv_growth(budget: Budget, position: int) -> int:
 
 def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
     """The larger of a decode step for all users and one prefill step."""
-    engine, width = budget.engine, _width(budget)
+    engine, width = budget.engine, activation_width(budget)
     tokens, sequences = _step(budget, ctx, users)
     prefill = activations.prefill(
         budget.model, tokens, sequences=sequences, attention=engine.attention, logits=engine.logits, width=width
@@ -51,7 +51,7 @@ def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
     return max(prefill, activations.decode(budget.model, users, width), key=lambda peak: peak.bytes)
 
 
-def _width(budget: Budget) -> int:
+def activation_width(budget: Budget) -> int:
     """Bytes of an activation's element."""
     return 4 if budget.format.name == "fp32" else 2
 
@@ -96,7 +96,7 @@ def left_over(budget: Budget) -> Callable[[int, int], int]:
 
 
 def _left_over(budget: Budget) -> Callable[[int, int], int]:
-    engine, width, model = budget.engine, _width(budget), budget.model
+    engine, width, model = budget.engine, activation_width(budget), budget.model
     overhead = sum(budget.overhead.values())
     held = budget.format.weigh(model).total + overhead
     capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from membudget.budget import Budget
+from membudget.capacity import activation_width
 from membudget.engines import activations
 from membudget.ledger import BUCKETS, Ledger, kv_request, predict
 from membudget.tolerance import Expectation
@@ -33,7 +34,7 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A judged budget.  error: why nothing could be predicted, or ""."""
+    """A judged budget.  findings: whether it fits comes first.  error: why nothing could be predicted, or ""."""
 
     budget: Budget
     ledger: Ledger | None
@@ -47,8 +48,8 @@ class Verdict(NamedTuple):
 
     @property
     def broken(self) -> list[Finding]:
-        """What is not as expected; whether it fits comes first."""
-        return sorted((item for item in self.findings if not item.holds), key=lambda item: item.field != "fits")
+        """What is not as expected."""
+        return [item for item in self.findings if not item.holds]
 
 
 def judge(budget: Budget) -> Verdict:
@@ -87,8 +88,10 @@ def _finding(budget: Budget, field: str, path: str, predicted: int, expected: Ex
 
 def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Finding]:
     """A plain forward of `users` prompts, cache kept, under the ceiling of the budget."""
-    budget, name = ledger.budget, f"break[{place}]"
-    model, width = budget.model, activations_width(budget)
+    budget, name, ceiling = ledger.budget, f"break[{place}]", ledger.budget.ceiling
+    if ceiling is None:
+        raise ValueError("break needs a ceiling: the most memory that it may take, as in `ceiling: 40 GiB`")
+    model, width = budget.model, activation_width(budget)
     ctx, users = broken.get("ctx", budget.ctx), broken.get("users", 1)
     attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
     peak = activations.prefill(model, ctx * users, sequences=users, attention=attention, logits=logits, width=width)
@@ -96,9 +99,9 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     total = ledger.weights + cache + peak.bytes
     why = (
         f"weights {short(ledger.weights)} + cache {short(cache)} + {peak.moment} {short(peak.bytes)} "
-        f"= {short(total)} under a ceiling of {short(budget.ceiling or 0)}; {peak.why}"
+        f"= {short(total)} under a ceiling of {short(ceiling)}; {peak.why}"
     )
-    outcome = "fits" if total <= (budget.ceiling or 0) else "out_of_memory"
+    outcome = "fits" if total <= ceiling else "out_of_memory"
     line = budget.where.get(f"{name}.outcome", budget.line)
     found = [Finding(f"{name}.outcome", outcome, broken["outcome"], outcome == broken["outcome"], why, line)]
     values = {
@@ -111,17 +114,12 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     return found
 
 
-def activations_width(budget: Budget) -> int:
-    """Bytes an element of a temporary."""
-    return 4 if budget.format.name == "fp32" else 2
-
-
 def _bucket(name: str) -> Callable[[Ledger], tuple[int, str]]:
     return lambda ledger: (ledger.sums[name], bucket_why(ledger, name))
 
 
 def _logits(ledger: Ledger) -> tuple[int, str]:
-    budget, width = ledger.budget, activations_width(ledger.budget)
+    budget, width = ledger.budget, activation_width(ledger.budget)
     size = activations.logits_bytes(budget.model, budget.ctx, width)
     rows = size // (budget.ctx * width)
     return size, f"{budget.ctx:,} positions x {rows:,} words x {width} bytes"
@@ -143,7 +141,7 @@ def _cache_formula(ledger: Ledger) -> str:
             text = f"{spec.kind} layers x {inner if len(parts) == 1 else f'({inner})'}"
             alike[text] = alike.get(text, 0) + 1
     terms = " + ".join(f"{number} {text}" for text, number in alike.items())
-    return f"{terms or 'no layer keeps tokens'} elements of {ledger.budget.kv_cache_dtype}"
+    return f"{terms} elements of {ledger.budget.kv_cache_dtype}" if terms else "no layer keeps tokens"
 
 
 def _roles(ledger: Ledger) -> str:

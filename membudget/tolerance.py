@@ -24,7 +24,7 @@ _MILLIONTHS = 10**6
 
 
 class Tolerance(NamedTuple):
-    """kind: ``exact``, ``within``, ``within+`` (never under) or ``below``.
+    """kind: ``exact`` (amount 0), ``within``, ``within+`` (never under) or ``below``.
 
     amount: in `unit`.  unit: ``bytes``, ``count`` or ``%`` (amount in millionths of a percent).
     """
@@ -41,8 +41,6 @@ class Tolerance(NamedTuple):
         if self.kind == "below":
             return measured < self.amount
         off = measured - expected
-        if self.kind == "exact":
-            return off == 0
         if off < 0 and self.kind == "within+":
             return False
         if self.unit == "%":

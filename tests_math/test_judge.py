@@ -7,6 +7,7 @@ import pytest
 from membudget.budget import Budget
 from membudget.budget_file import Sources, parse
 from membudget.judge import Finding, Verdict, judge
+from membudget.model import build
 
 pytestmark = pytest.mark.math
 
@@ -89,6 +90,86 @@ def test_a_breakage_takes_the_budgets_context_and_one_prompt() -> None:
     text = BASE + f"break: [{{outcome: fits}}]\nceiling: {needed} B\n"
     assert _verdict(text).passed
     assert not _verdict(text.replace(f"{needed}", f"{needed - 1}")).passed
+
+
+def test_a_wrong_expectation_of_a_breakage_fails_by_itself() -> None:
+    """Logits, scores and activations are held against their numbers, and point at their lines."""
+    # the last position of three prompts; their MLP is the peak, 3 x 2,048 x 65,800
+    right = {"logits": 3 * 2048 * 128_256 * 2, "scores": 32 * 2048**2 * 2, "activations": 3 * 2048 * 65_800}
+    for field, value in right.items():
+        expect = f"      expect:\n        {field}: "
+        text = BASE + f"ceiling: 8 GiB\nbreak:\n    - outcome: fits\n      ctx: 2Ki\n      users: 3\n{expect}"
+        assert _verdict(f"{text}{value}\n").passed
+        broken = _verdict(f"{text}{value + 1}\n").broken
+        assert [(item.field, item.predicted, item.line) for item in broken] == [(f"break[0].{field}", value, 13)]
+
+
+def test_a_breakage_in_fp32_and_of_last_logits() -> None:
+    """fp32 has temporaries of 4 bytes; a forward that keeps one row a prompt keeps as many rows as prompts."""
+    text = BASE + "ceiling: 40 GiB\nbreak: [{outcome: fits, ctx: 2Ki, users: 3, expect: {activations: %d}}]\n"
+    # 6,144 tokens x (4 x (3 x 8,192 + 4 x 2,048) + 8 x 64 + 8)
+    assert _verdict(text.replace("bf16\nkv", "fp32\nkv") % (6144 * (4 * 32_768 + 520))).passed
+    # one token for each of three: three rows of logits are more than their MLP, and one row would not be
+    one = text.replace("2Ki", "1") % (3 * 2 * (128_256 + 2048))
+    assert _verdict(one).passed
+
+
+def test_a_breakage_without_a_ceiling_is_an_error() -> None:
+    """A file must name one; a budget made without a file has the same answer."""
+    budget = _budget(BASE + "ceiling: 8 GiB\nbreak: [{outcome: fits}]\n")
+    verdict = judge(budget._replace(ceiling=None))
+    assert not verdict.passed
+    assert "break needs a ceiling" in verdict.error
+
+
+def _why(text: str, field: str) -> str:
+    return _found(_verdict(text + f"expect: {{{field}: 1}}\n"))[field].why
+
+
+def test_the_reasons_are_sums_that_can_be_done_by_hand() -> None:
+    """Each reason has the numbers of the model's card in it."""
+    assert _why(BASE, "logits") == "8,192 positions x 128,256 words x 2 bytes"
+    roles = "embed 262,668,288 + attn 167,772,160 + mlp 805,306,368 + norms 67,584"
+    assert _why(BASE, "params") == _why(BASE, "checkpoint") == roles
+    assert _why(BASE, "active") == f"what one token reads of {roles}"
+    assert _why(BASE, "overhead") == "cuda_context 512.00 MiB + allocator 512.00 MiB + cuda_graphs 512.00 MiB"
+    assert "4 users x 268,435,456 bytes at 8,192 tokens" in _why(BASE, "kv_per_request")
+    assert _why(BASE, "capacity") == "rtx-4090, reported"
+    # 2,471,628,800 and 539,033,600 bytes
+    parts = "weights 2.30 GiB + kv_cache 1.00 GiB + activations 514.06 MiB + overhead 1.50 GiB"
+    assert _why(BASE, "total") == parts
+    assert _why(BASE, "headroom") == f"23.99 GiB less {parts}"
+    assert _why(BASE, "max_users") == f"256.00 MiB of cache a user; {parts}; 23.99 GiB in all"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("meta-llama/Llama-3.2-1B", "16 full layers x 8 KV heads x (64 + 64)"),
+        (
+            "google/gemma-3-27b-it",
+            "52 sliding layers x 16 KV heads x (128 + 128) + 10 full layers x 16 KV heads x (128 + 128)",
+        ),
+        # kv_lora_rank 512, qk_rope_head_dim 64, index_head_dim 128
+        ("deepseek-ai/DeepSeek-V3", "61 latent layers x (512 + 64)"),
+        ("deepseek-ai/DeepSeek-V3.2", "61 latent layers x ((512 + 64) + 128 of the indexer)"),
+        # 30 of 40 layers have a state and keep nothing of a token
+        ("Qwen/Qwen3.5-35B-A3B", "10 full layers x 2 KV heads x (256 + 256)"),
+    ],
+)
+def test_what_a_token_keeps_in_words(name: str, why: str) -> None:
+    """Alike layers are counted together; states are no part of a token."""
+    assert _why(BASE.replace("meta-llama/Llama-3.2-1B", name), "kv_per_token") == f"{why} elements of bf16"
+
+
+def test_a_model_of_states_keeps_no_tokens() -> None:
+    """Where no layer keeps tokens, the reason says so."""
+    config = {
+        "model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "state_size": 16,
+        "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,
+    }  # fmt: skip
+    budget = _budget(BASE + "expect: {kv_per_token: 0}\n")._replace(model=build(config, "states"))
+    assert _found(judge(budget))["kv_per_token"].why == "no layer keeps tokens"
 
 
 def test_a_budget_must_fit_unless_it_says_otherwise() -> None:
