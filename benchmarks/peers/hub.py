@@ -16,13 +16,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text(encoding="utf-8"))
-WIDTH = {"BF16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1}
+WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "U8": 1, "F8_E4M3": 1}
 
 
 def config_of(model: str) -> dict[str, Any]:
     """The model's config.json as this repository carries it."""
     name = model.replace("/", "--") + ".json"
-    for folder in ("fixtures/models", "fixtures/oracle/configs"):
+    for folder in ("benchmarks/peers/configs", "fixtures/models", "fixtures/oracle/configs"):
         if (ROOT / folder / name).exists():
             found: dict[str, Any] = json.loads((ROOT / folder / name).read_text(encoding="utf-8"))
             found.pop("_source", None)

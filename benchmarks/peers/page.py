@@ -13,7 +13,7 @@ prints), ≈ within 1%, ✗ further off, — not offered or refused.
 
 Weights are the hub's published totals or the model on `transformers`' meta device; the KV cache is `transformers`'
 own `DynamicCache`, filled on the meta device, and membudget is asked with `--engine transformers`. Sliding windows
-hold one token less between steps than in one: either is right, which leaves membudget, too, more than one way to be.
+hold window - 1 tokens there; membudget counts the whole window, which is a difference and shown as ≈.
 A file counted with its header is right, too, and DeepSeek-V3 with or without its MTP layer. Sources of each:
 `benchmarks/peers/models.json`.
 
@@ -24,8 +24,7 @@ What this does not show:
   on weights says that they add up a header, and those that look at names or shapes are not at their best. membudget
   computes weights from `config.json`.
 - No KV cache is compared with vLLM's, which pads and pages it: peers that mean vLLM may be right there and ✗ here.
-- Rounding is allowed by a constant for each tool, wider than its last digit where the figure is small. Every ✓ of
-  ridgepoint would also stand at half a unit of the fifth digit it prints.
+- Rounding is allowed by half a unit of the last digit that a tool's format has.
 - sparkfit, vramcalc and membudget read no network; the others also spend their time on a hub on localhost. The times
   are of one start for each model, answered models only, so each tool's median is of its own set of models.
 - modelinfo-cli prints `0 B` as the KV cache of gemma-3-27b-it; that is its output, not a slip in reading it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,23 @@ class Peer(NamedTuple):
     command: list[str]
     parse: Callable[[str, int], Answer]  # its stdout and the users asked for
     needs: tuple[str, ...] = ()  # beside the package itself
-    printed: float = 0.0  # a tool that prints few digits is judged by these: half a unit, in bytes
+    #: how far from the truth its weights and its cache may be: half a unit of the last digit it prints, in bytes
+    printed: tuple[Callable[[float], float], Callable[[float], float]] = (lambda told: 0.0, lambda told: 0.0)
+
+
+def thousandths(told: float) -> float:
+    """Half of 0.001 GB: sparkfit rounds to three decimals, and JSON drops the zeros."""
+    return 0.5e6
+
+
+def hundredths(told: float) -> float:
+    """Half of 0.01 KB, MB or GB of 1,024, whichever the figure is printed in; trailing zeros are dropped."""
+    return 0.005 * 1024 ** int(math.log(told, 1024)) if told >= 1 else 0.0
+
+
+def five_digits(told: float) -> float:
+    """Half a unit of the fifth digit, as ridgepoint prints weights."""
+    return 0.5 * 10.0 ** (math.floor(math.log10(told)) - 4)
 
 
 def hf_mem(text: str, users: int) -> Answer:
@@ -122,19 +139,19 @@ PEERS = {
             "--json",
         ],
         sparkfit,
-        printed=5e6,
+        printed=(thousandths, thousandths),
     ),
     "ridgepoint": Peer(
         "ridgepoint",
         ["ridgepoint", "fit", "{model}", "--gpu", "h100-80gb:64", "--dtype", "{dtype}", "--ctx", "{ctx}", "--json"],
         ridgepoint,
-        printed=1e7,
+        printed=(five_digits, lambda told: 0.0),
     ),
     "modelinfo-cli": Peer(
         "modelinfo-cli",
         ["modelinfo", "{model}", "--context", "{ctx}", "--batch-size", "{users}"],
         modelinfo,
-        printed=5.4e6,
+        printed=(hundredths, hundredths),
     ),
     "vramcalc": Peer(
         "vramcalc", ["vramcalc", "estimate", "{folder}", "--seq", "{ctx}", "--batch", "{users}", "--json"], vramcalc
@@ -144,7 +161,7 @@ PEERS = {
         ["accelerate-estimate-memory", "{model}", "--dtypes", "float16"],
         accelerate,
         ("transformers",),
-        printed=5.4e6,
+        printed=(hundredths, hundredths),
     ),
     "membudget": Peer(
         "membudget",
@@ -176,7 +193,19 @@ BUILTIN = {
     "google/gemma-2-9b": "gemma2-9b",
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": "qwen2.5-7b",
+    "nvidia/Llama-3.1-8B-Instruct-FP4": "llama3.1-8b",
 }
 #: the weights' format, in the words of the tools that have to be told; bf16 otherwise
-QUANT = {"openai/gpt-oss-20b": "mxfp4", "deepseek-ai/DeepSeek-V3": "fp8"}
-DTYPE = {"openai/gpt-oss-20b": "awq", "deepseek-ai/DeepSeek-V3": "fp8"}
+QUANT = {
+    "openai/gpt-oss-20b": "mxfp4",
+    "deepseek-ai/DeepSeek-V3": "fp8",
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": "q4_0",  # what sparkfit's own config reader takes AWQ for
+    "nvidia/Llama-3.1-8B-Instruct-FP4": "nvfp4",
+}
+DTYPE = {
+    "openai/gpt-oss-20b": "awq",
+    "deepseek-ai/DeepSeek-V3": "fp8",
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": "awq",
+    "nvidia/Llama-3.1-8B-Instruct-FP4": "awq",
+}

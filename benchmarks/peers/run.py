@@ -13,6 +13,7 @@ and measures the times again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ CTX = 8192
 USERS = 8
 HERE = Path(__file__).parent
 LIMIT = 120  # seconds for one answer
+STARTS = 3  # of each tool for each model, in turn
+SLOW = 2  # seconds: a tool that takes longer is started once
 
 
 def prepare(name: str, peer: Peer, envs: Path) -> str:
@@ -88,13 +92,13 @@ def ask(name: str, peer: Peer, model: str, envs: Path, work: Path, url: str) -> 
         return ("not offered: " if "not supported" in said else "error: ") + said, seconds
 
 
-def judge(told: float | None, truths: list[int], printed: float) -> dict[str, Any] | str:
+def judge(told: float | None, truths: list[int], printed: Callable[[float], float]) -> dict[str, Any] | str:
     """How far from the nearest truth; `exact` allows for the digits a tool prints."""
     if told is None:
         return "not offered"
     truth = min(truths, key=lambda value: abs(value - told))
     off = abs(told - truth)
-    return {"told": told, "truth": truth, "exact": off <= printed, "near": off <= truth / 100, "off": told / truth - 1}
+    return {"told": told, "truth": truth, "exact": off <= printed(told) + 1e-3, "near": off <= truth / 100, "off": told / truth - 1}
 
 
 def main() -> None:
@@ -113,19 +117,24 @@ def main() -> None:
         for name, peer in PEERS.items():  # bytecode and page cache
             ask(name, peer, next(iter(hub.MODELS)), args.envs, Path(folder), url)
         for model, facts in hub.MODELS.items():
+            taken: dict[str, list[float]] = {}
             files = sum(size for file, (_, size) in hub.files_of(model).items() if file.endswith(".safetensors"))
-            for name, peer in PEERS.items():
+            for start, (name, peer) in itertools.product(range(STARTS), PEERS.items()):
+                if start and (name not in taken or taken[name][0] > SLOW):
+                    continue
                 answer, seconds = ask(name, peer, model, args.envs, Path(folder), url)
                 if isinstance(answer, str):
                     rows[model][name] = answer
                     continue
-                times[name].append(seconds)
+                taken.setdefault(name, []).append(seconds)
                 weights, cache = answer
                 rows[model][name] = {
-                    "weights": judge(weights, [*facts["weights"], files], peer.printed),
-                    "kv_cache": judge(cache, facts["kv_cache"], peer.printed),
+                    "weights": judge(weights, [*facts["weights"], files], peer.printed[0]),
+                    "kv_cache": judge(cache, facts["kv_cache"], peer.printed[1]),
                 }
                 print(model, name, f"{seconds:.2f} s", file=sys.stderr)
+            for name, several in taken.items():
+                times[name].append(statistics.median(several))
     server.shutdown()
     results = {
         "date": datetime.now(UTC).date().isoformat(), "python": platform.python_version(),
