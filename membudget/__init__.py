@@ -1,3 +1,70 @@
-"""membudget: the memory a language model needs to serve people, predicted and proven."""
+"""membudget: the memory a language model needs to serve people, predicted and proven.
+
+>>> import membudget
+>>> ledger = membudget.plan("Qwen/Qwen3-8B", "dgx-spark", ctx=32_768, users=8)
+>>> ledger.sums["weights"], ledger.sums["kv_cache"]  # bytes
+(16381470720, 38654705664)
+>>> ledger.fits, ledger.broken_by
+(True, None)
+
+`Ledger` has every line with its formula, `verdict` in a sentence, `changes` that would make it fit, and `as_json()`.
+`load_budgets(["budgets"])` reads budget files; `predict(budget)` is the ledger of one.  In a test, ask for the pytest
+fixture `budget`.  Nothing is imported before its name is used.
+"""
+
+from __future__ import annotations
 
 __version__ = "0.1.0"
+__all__ = [
+    "Budget",
+    "ConfigError",
+    "Ledger",
+    "Line",
+    "Machine",
+    "Model",
+    "__version__",
+    "build",
+    "load_budgets",
+    "plan",
+    "predict",
+]
+
+#: Name: (module, its name there).
+_PLACES = {
+    "Budget": ("budget", "Budget"),
+    "ConfigError": ("model", "ConfigError"),
+    "Ledger": ("ledger", "Ledger"),
+    "Line": ("ledger", "Line"),
+    "Machine": ("machines", "Machine"),
+    "Model": ("model", "Model"),
+    "build": ("model", "build"),
+    "load_budgets": ("budget_file", "load"),
+    "plan": ("api", "plan"),
+    "predict": ("ledger", "predict"),
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.api import plan
+    from membudget.budget import Budget
+    from membudget.budget_file import load as load_budgets
+    from membudget.ledger import Ledger, Line, predict
+    from membudget.machines import Machine
+    from membudget.model import ConfigError, Model, build
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for, when it is asked for: a command starts without the rest."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'membudget' has no attribute {name!r}")
+        from importlib import import_module
+
+        module, there = _PLACES[name]
+        found: object = getattr(import_module(f"membudget.{module}"), there)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    """All that is public, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -19,7 +19,7 @@ TIERS = (
     ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
     ("history", "report", "probe", "available"),
     ("doctor",),
-    ("cli", "plugin", "commands", "tests"),
+    ("api", "cli", "plugin", "commands", "tests"),
 )
 TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}
 

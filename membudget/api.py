@@ -1,0 +1,64 @@
+"""The same plan from Python: `membudget.plan`."""
+
+from __future__ import annotations
+
+from membudget.budget import Budget, Engine, parallel_sizes
+from membudget.commands.common import InputError, choose_cache, choose_format
+from membudget.commands.plan import ENGINES
+from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.machines import counted, get
+
+
+def plan(
+    model: str,
+    machine: str,
+    *,
+    ctx: int,
+    users: int = 1,
+    format: str | None = None,
+    kv_cache_dtype: str = "auto",
+    engine: str = "vllm",
+    offline: bool | None = None,
+) -> Ledger:
+    """Predict what `users` sequences of `ctx` tokens take on a machine; all sizes of the answer are in bytes.
+
+    model: a hub id, folder, config.json, .gguf or .safetensors file.
+    machine: as `membudget machines` lists them, or several: ``2x dgx-spark``.
+    format: as `membudget formats` lists them; None for the one that the files or their config declare.
+    kv_cache_dtype: as vLLM spells it.  engine: vllm, transformers or llama_cpp.
+    offline: never ask the hub; None asks unless HF_HUB_OFFLINE is set.
+    Raises `ValueError` that says what was wrong and what is allowed, `membudget.ConfigError` (one of them) for a
+    model that is not found or not known.
+    """
+    from membudget.locate import locate, shown
+    from membudget.model import build
+
+    for name, value, most in (("ctx", ctx, MAX_CTX), ("users", users, MAX_USERS)):
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(f"{name} is {value!r}; allowed is a whole number from 1 to {most:,}")
+    if engine not in ENGINES:
+        raise InputError(f"engine is {shown(engine)}; allowed are {', '.join(ENGINES)}")
+    many, name = counted(machine)
+    box = get(name)
+    settings = Engine(engine)
+    tensor_parallel, pipeline_parallel = parallel_sizes(many, settings)
+    found = locate(model, offline=offline)
+    if found.config is None:
+        raise InputError(f"{shown(model)}: only weights lie there; put the model's config.json beside them")
+    built = build(found.config, found.repo or model)
+    form = choose_format(format, built, found)
+    return predict(
+        Budget(
+            id=f"{built.name}-{form.name}.{box.name if many == 1 else f'{many}x-{box.name}'}",
+            model=built,
+            format=form,
+            kv_cache_dtype=choose_cache(kv_cache_dtype, form, built, found),
+            ctx=ctx,
+            users=users,
+            machine=box,
+            engine=settings,
+            machines=many,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+        )
+    )
