@@ -98,7 +98,13 @@ def judge(told: float | None, truths: list[int], printed: Callable[[float], floa
         return "not offered"
     truth = min(truths, key=lambda value: abs(value - told))
     off = abs(told - truth)
-    return {"told": told, "truth": truth, "exact": off <= printed(told) + 1e-3, "near": off <= truth / 100, "off": told / truth - 1}
+    return {
+        "told": told,
+        "truth": truth,
+        "exact": off <= printed(told) + 1e-3,
+        "near": off <= truth / 100,
+        "off": told / truth - 1,
+    }
 
 
 def main() -> None:
