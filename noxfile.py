@@ -5,6 +5,8 @@ What nightly does is in scripts/matrix.py and docs/nightly.md.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["tests", "lint"]
@@ -22,11 +24,23 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint, types, and the workflows against their schema."""
-    session.install("-e", ".[dev]", "check-jsonschema", "-c", "constraints.txt")
+    session.install("-e", ".[dev]", "-c", "constraints.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows())
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Wheel and sdist, checked, and the wheel used in an empty environment."""
+    session.install("-e", ".[test]", "build", "check-wheel-contents", "hatchling", "twine", "-c", "constraints.txt")
+    dist = session.create_tmp()
+    session.run("python", "-m", "build", "--outdir", dist, ".")
+    for tool in (["twine", "check", "--strict"], ["check-wheel-contents"]):
+        files = [str(path) for path in sorted(Path(dist).glob("*")) if tool[0] == "twine" or path.suffix == ".whl"]
+        session.run(*tool, *files)
+    session.run("pytest", "-m", "slow", "tests_math/test_packaging.py")
 
 
 @nox.session
@@ -38,6 +52,4 @@ def nightly(session: nox.Session) -> None:
 
 def workflows() -> list[str]:
     """The workflow files."""
-    from pathlib import Path
-
     return [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from membudget.cli import main
 from membudget.model import Model, build
 
 MODELS = Path(__file__).parents[1] / "fixtures" / "models"
+
+# No test fails because a machine is busy; the first draw of a text alone takes seconds in a new clone.
+settings.register_profile("membudget", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("membudget")
 
 
 @pytest.fixture(scope="session")
