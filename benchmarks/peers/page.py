@@ -19,14 +19,19 @@ A file counted with its header is right, too, and DeepSeek-V3 with or without it
 
 What this does not show:
 
-- These are {count} models, none of them AWQ or NVFP4, no Mamba hybrid, no small Gemma 3.
+- The configs of four of the {count} models are composed of others and of public values, each with its source in
+  `benchmarks/peers/configs`: Qwen2.5-7B-Instruct-AWQ, Llama-3.1-8B-Instruct-FP4, gemma-3-4b-it, Nemotron-H-8B. The AWQ
+  weights are shapes x layout on the meta device; no published total was found.
+- ridgepoint is asked for `awq` where a model is AWQ, NVFP4 or MXFP4, and sparkfit for `q4_0` where it is AWQ: the
+  nearest that they have.
 - Tools that read headers get the true totals, dealt out evenly to the layers under made-up tensor names: being right
   on weights says that they add up a header, and those that look at names or shapes are not at their best. membudget
   computes weights from `config.json`.
 - No KV cache is compared with vLLM's, which pads and pages it: peers that mean vLLM may be right there and ✗ here.
 - Rounding is allowed by half a unit of the last digit that a tool's format has.
 - sparkfit, vramcalc and membudget read no network; the others also spend their time on a hub on localhost. The times
-  are of one start for each model, answered models only, so each tool's median is of its own set of models.
+  are of three starts for each model (one where a start takes over 2 s), of answered models only, so each tool's
+  median is of its own set of models.
 - modelinfo-cli prints `0 B` as the KV cache of gemma-3-27b-it; that is its output, not a slip in reading it.
 """
 
