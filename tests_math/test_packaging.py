@@ -147,6 +147,8 @@ def test_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     _pip([str(scripts / "python"), "-m", "pip", "install", "--quiet", str(wheel)])
     home = tmp_path / "project"
     home.mkdir()
+    # budgets are those of pytest's root folder; here it is this one, wherever temporary files lie
+    (home / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "MEMBUDGET"))}
 
     def call(command: str, code: int = 0, tool: str = "membudget") -> str:
