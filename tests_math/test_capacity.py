@@ -146,6 +146,8 @@ def test_a_rank_is_a_budget_of_one_machine(model: Get) -> None:
     assert held(budget._replace(machines=1, pipeline_parallel=1))[0].model is budget.model
     # vLLM 0.32.0 cuts 46 layers into 15, 16 and 15
     assert [len(part.model.caches) for part in parts] == [15, 16, 15]
+    both = budget._replace(machines=6, tensor_parallel=2)
+    assert [(part.machines, part.tensor_parallel, part.pipeline_parallel) for part in held(both)] == [(1, 1, 1)] * 3
     rooms = [part.capacity - predict(part).total for part in parts]
     assert rooms[0] > min(rooms)
     assert left_over(budget)(8192, 1) == min(rooms)

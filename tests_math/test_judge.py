@@ -114,6 +114,14 @@ def test_a_breakage_in_fp32_and_of_last_logits() -> None:
     assert _verdict(one).passed
 
 
+def test_a_breakage_with_eager_attention() -> None:
+    """Eager attention is what was asked for: 10 x 32 x N^2 + 2 N^2 + rest bytes a prompt."""
+    # the rest: 2 x 2 x 32 x 64 + 4 x 2 x 2,048 + 2 x 2 x 64 + 8 bytes a token
+    peak = 3 * (322 * 2048**2 + 2048 * (4 * 2048 + 8 * 2048 + 256 + 8))
+    breakage = f"{{attention: eager, outcome: fits, ctx: 2Ki, users: 3, expect: {{activations: {peak}}}}}"
+    assert _verdict(BASE + f"ceiling: 40 GiB\nbreak: [{breakage}]\n").passed
+
+
 def test_a_breakage_without_a_ceiling_is_an_error() -> None:
     """A file must name one; a budget made without a file has the same answer."""
     budget = _budget(BASE + "ceiling: 8 GiB\nbreak: [{outcome: fits}]\n")

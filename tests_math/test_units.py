@@ -31,7 +31,12 @@ def test_printed_size_reads_back_equal(size: int) -> None:
         ("1,024 MiB", 1_073_741_824),
         ("2 TiB", 2_199_023_255_552),
         ("3 kB", 3_000),
+        ("3 KB", 3_000),
+        ("3 MB", 3_000_000),
+        ("3 TB", 3_000_000_000_000),
+        ("0 B", 0),
         (4096, 4096),
+        (0, 0),
     ],
 )
 def test_sizes_are_exact(text: str | int, size: int) -> None:
