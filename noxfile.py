@@ -37,9 +37,9 @@ def package(session: nox.Session) -> None:
     session.install("-e", ".[test]", "build", "check-wheel-contents", "hatchling", "twine", "-c", "constraints.txt")
     dist = session.create_tmp()
     session.run("python", "-m", "build", "--outdir", dist, ".")
-    for tool in (["twine", "check", "--strict"], ["check-wheel-contents"]):
-        files = [str(path) for path in sorted(Path(dist).glob("*")) if tool[0] == "twine" or path.suffix == ".whl"]
-        session.run(*tool, *files)
+    wheels, sources = (sorted(map(str, Path(dist).glob(ending))) for ending in ("*.whl", "*.tar.gz"))
+    session.run("twine", "check", "--strict", *wheels, *sources)
+    session.run("check-wheel-contents", *wheels)
     session.run("pytest", "-m", "slow", "tests_math/test_packaging.py")
 
 
