@@ -121,14 +121,16 @@ def test_nothing_helps(model: Get) -> None:
 
 
 def test_a_published_format_stays_what_it_is(model: Get) -> None:
-    """gpt-oss in its own MXFP4: with fewer users only the cache changes, and its experts stay."""
-    gpt = model("openai/gpt-oss-20b")
-    form = formats.of_config(gpt.config)
+    """A checkpoint in a format of its own (modelopt): with fewer users only the cache changes."""
+    own = model("Qwen/Qwen3-32B-FP8-Static-PerTensor")
+    form = formats.of_config(own.config)
+    with pytest.raises(formats.UnknownFormat):
+        formats.get(form.name)
     vast = Machine("vast", 2**50, 2**50, False, 1)
-    whole = Budget("b", gpt, form, "bf16", 2**12, 2**16, vast, Engine(max_num_batched_tokens=2**17), {})
-    # as much as one user with an fp8 cache needs: with attention in MXFP4 too, many would fit
-    one = whole._replace(kv_cache_dtype="fp8", users=1)
-    short = whole._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1))
+    many = Budget("b", own, form, "bf16", 2**12, 2**16, vast, Engine(max_num_batched_tokens=2**17), {})
+    # as much as one user with an fp8 cache needs
+    one = many._replace(kv_cache_dtype="fp8", users=1)
+    short = many._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1))
     (change,) = suggest(short)
     assert change.values == {"kv_cache_dtype": "fp8", "users": 1}
     values: dict[str, Any] = dict(change.values)

@@ -70,6 +70,58 @@ def test_ambiguous_sizes_are_refused(text: str, says: str) -> None:
         units.parse_bytes(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x", "cannot read 'x' as a size: write for example '8 GiB', '64 MiB', '16 GB', '4096 B'"),
+        ("8", "'8' has no unit: write 8 B, 8 GiB or 8 GB"),
+        ("0.3 B", "'0.3 B' is not a whole number of bytes"),
+        ("01 GiB", "'01 GiB' is octal to some readers: write it without the leading 0"),
+        ("8 gb", "unknown unit 'gb' in '8 gb': write GiB (x 1,073,741,824) or GB (x 1,000,000,000)"),
+        ("8k", "unknown unit 'k' in '8k': write KiB (x 1,024) or kB (x 1,000)"),
+        ("8 parsecs", "unknown unit 'parsecs' in '8 parsecs': known are B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+    ],
+)
+def test_a_refused_size_says_what_to_write(text: str, says: str) -> None:
+    """Whoever reads the error can copy the right spelling from it."""
+    with pytest.raises(units.UnitError) as error:
+        units.parse_bytes(text)
+    assert str(error.value) == says
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x", "cannot read 'x' as a count: write for example '8192', '8_192', '32Ki'"),
+        ("32k", "'32k' has two readings: write 32Ki for 32,768 or 32,000 in full"),
+        ("1.5K", "'1.5K' has two readings: write 1.5Ki for 1,536 or 1,500 in full"),
+        ("2m", "'2m' has two readings: write 2Mi for 2,097,152 or 2,000,000 in full"),
+        ("2M", "'2M' has two readings: write 2Mi for 2,097,152 or 2,000,000 in full"),
+        ("8G", "unknown unit 'G' in '8G': a count takes none, Ki (x 1,024) or Mi (x 1,048,576)"),
+        ("0.3", "'0.3' is not a whole number of units"),
+    ],
+)
+def test_a_refused_count_says_what_to_write(text: str, says: str) -> None:
+    """As sizes do; both readings of k and m are given in full."""
+    with pytest.raises(units.UnitError) as error:
+        units.parse_count(text)
+    assert str(error.value) == says
+
+
+def test_a_hundred_characters_are_read() -> None:
+    """The longest number that is read has 98 digits and a unit; one more is refused."""
+    assert units.parse_bytes("9" * 98 + " B") == 10**98 - 1
+    with pytest.raises(units.UnitError, match="101 characters: no number is that long"):
+        units.parse_bytes("9" * 99 + " B")
+
+
+@pytest.mark.parametrize("value", [True, False, 1.5, None, [1]])
+def test_other_types_are_no_counts(value: object) -> None:
+    """A boolean is no number of users."""
+    with pytest.raises(units.UnitError):
+        units.parse_count(value)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", [True, 1.5, None, -1, [1]])
 def test_other_types_are_refused(value: object) -> None:
     """Floats, booleans and negative numbers are no sizes."""
@@ -96,6 +148,36 @@ def test_ambiguous_counts_name_both_readings(text: str) -> None:
 def test_context_as_typed(count: int) -> None:
     """On a command line 32k is the 32,768 of a model's name."""
     assert units.parse_context(f"{count}k") == units.parse_context(f"{count}Ki") == count * 1024
+
+
+@pytest.mark.parametrize(("text", "count"), [("1.5k", 1536), ("1.5M", 1_572_864), (" 2 m ", 2_097_152), ("0.5K", 512)])
+def test_parts_of_a_context(text: str, count: int) -> None:
+    """Half a thousand is 512."""
+    assert units.parse_context(text) == count
+
+
+@pytest.mark.parametrize("text", ["8X", "abck", ".5k", "5.k", "1.2.3k", "k", ".k", "-1k"])
+def test_a_refused_context_is_named_as_typed(text: str) -> None:
+    """The error has the text that was typed, not what became of it."""
+    with pytest.raises(units.UnitError) as error:
+        units.parse_context(text)
+    assert repr(text) in str(error.value)
+
+
+def test_the_unit_that_fits() -> None:
+    """Each unit from its own size on; below 1,000 bytes both systems are one; signs stay."""
+    assert [units.short(size) for size in (0, 1023, 1024, 2**20 - 1, 2**20, 2**30, 2**40, -(2**30))] == [
+        "0 B", "1,023 B", "1.00 KiB", "1,024.00 KiB", "1.00 MiB", "1.00 GiB", "1.00 TiB", "-1.00 GiB",
+    ]  # fmt: skip
+    assert [units.both(size) for size in (999, -999, 1000, 1024, -1000, 10**6, 10**12)] == [
+        "999 B", "-999 B", "1,000 B (1.00 kB)", "1.00 KiB (1.02 kB)", "-1,000 B (-1.00 kB)",
+        "976.56 KiB (1.00 MB)", "931.32 GiB (1.00 TB)",
+    ]  # fmt: skip
+    assert [units.exact(size) for size in (0, 1, 1024, 1025, 3 * 2**30, 2**40)] == [
+        "0 B", "1 B", "1 KiB", "1025 B", "3 GiB", "1 TiB",
+    ]  # fmt: skip
+    assert units.gib(3 * 2**29, 1) == "1.5 GiB"
+    assert units.gib(2**41) == "2,048.000 GiB"
 
 
 def test_both_systems_are_printed() -> None:
