@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from membudget.units import BYTE_UNITS, UnitError, both, exact, parse_bytes, parse_count
+from membudget.units import BYTE_UNITS, UnitError, exact, parse_bytes, parse_count
 
 NUMBER = r"(?:0|[1-9][0-9]{0,18}|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,6})(?:\.[0-9]{1,9})?"
 #: A size, a count and a percentage, as budgets and their JSON Schema read them.
@@ -80,13 +80,13 @@ class Expectation(NamedTuple):
         return value if self.tolerance.kind == "exact" else f"{self.tolerance} of {value}"
 
 
-def pattern(unit: str = "bytes") -> str:
+def pattern(unit: str) -> str:
     """The regular expression of a tolerance."""
     value = _VALUE[unit]
     return rf"exact|within \+?(?:{PERCENT}|{value})|below {value}"
 
 
-def expectation_pattern(unit: str = "bytes", signed: bool = False) -> str:
+def expectation_pattern(unit: str, signed: bool) -> str:
     """The regular expression of an expectation written as text."""
     value = _VALUE[unit]
     typed = f"-?{value}" if signed else value
@@ -133,25 +133,20 @@ def parse_expectation(text: str | int, unit: str = "bytes", signed: bool = False
     return Expectation(number, parse(tolerance, unit) if tolerance else EXACT, unit)
 
 
-def allowed(unit: str = "bytes") -> str:
+def allowed(unit: str) -> str:
     """The tolerances, in words."""
     size = "64 MiB" if unit == "bytes" else "2"
     return f"exact, within 1%, within {size}, within +{size} (never under), below {size}"
 
 
-def allowed_values(unit: str = "bytes") -> str:
+def allowed_values(unit: str) -> str:
     """The expectations, in words."""
     if unit == "bytes":
         return "128 KiB, 16.06 GB, 8_405_385_216, within 1% of 16.06 GB, within +64 MiB of 8 GiB, below 8 MB"
     return "8_030_261_248, within 1% of 100, within 2 of 100, below 10"
 
 
-def describe(value: int, unit: str) -> str:
-    """A value for people: both unit systems, or a count with its digits grouped."""
-    return both(value) if unit == "bytes" else f"{value:,}"
-
-
-def _number(text: str, unit: str, rounded: bool = False) -> int:
+def _number(text: str, unit: str, rounded: bool) -> int:
     """A size or count; `rounded` takes a size of 60.8 GiB, which is no whole number of bytes."""
     if unit == "count":
         return parse_count(text)

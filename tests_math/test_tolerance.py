@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget.tolerance import EXACT, Tolerance, parse, parse_expectation
+from membudget.tolerance import EXACT, Expectation, Tolerance, parse, parse_expectation
 from membudget.units import UnitError
 from tests_math.strategies import sizes, tolerances
 
@@ -22,10 +22,22 @@ def test_printed_tolerance_reads_back_equal(tolerance: Tolerance) -> None:
 @given(sizes, tolerances())
 def test_printed_expectation_reads_back_equal(value: int, tolerance: Tolerance) -> None:
     """Value and tolerance survive printing, whatever both are."""
-    from membudget.tolerance import Expectation
-
     expected = Expectation(None if tolerance.kind == "below" else value, tolerance)
     assert parse_expectation(str(expected)) == expected
+
+
+@given(st.integers(-(2**60), 2**60), tolerances())
+def test_printed_headroom_reads_back_equal(value: int, tolerance: Tolerance) -> None:
+    """A negative number keeps its sign."""
+    expected = Expectation(None if tolerance.kind == "below" else value, tolerance)
+    assert parse_expectation(str(expected), signed=True) == expected
+
+
+@given(sizes, tolerances("count"))
+def test_printed_count_reads_back_equal(value: int, tolerance: Tolerance) -> None:
+    """A count has digits in groups and no unit."""
+    expected = Expectation(None if tolerance.kind == "below" else value, tolerance, "count")
+    assert parse_expectation(str(expected), "count") == expected
 
 
 @given(sizes, tolerances())
@@ -84,3 +96,69 @@ def test_an_approximate_size_need_not_be_whole_bytes() -> None:
         parse_expectation("60.8 GiB")
     assert parse_expectation("within 1% of 60.8 GiB").value == 65_283_502_899
     assert parse("exact") is EXACT
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value", "tolerance"),
+    [
+        ("8_405_385_216", "bytes", 8_405_385_216, EXACT),
+        ("8_030_261_248", "count", 8_030_261_248, EXACT),
+        ("8Ki", "count", 8192, EXACT),
+        ("1_024 KiB", "bytes", 2**20, EXACT),
+        ("within 1.5 MiB of 8 GiB", "bytes", 8 * GIB, Tolerance("within", 3 * MIB // 2, "bytes")),
+        # 0.3 MiB are 314,572.8 bytes
+        ("within +0.3 MiB of 1_000.5 MB", "bytes", 1_000_500_000, Tolerance("within+", 314_572, "bytes")),
+        ("within 2.5% of 100", "count", 100, Tolerance("within", 2_500_000, "%")),
+        ("within +2 of 1_000", "count", 1000, Tolerance("within+", 2, "count")),
+        ("below 10", "count", None, Tolerance("below", 10, "count")),
+        ("below 8 MB", "bytes", None, Tolerance("below", 8_000_000, "bytes")),
+        (4096, "bytes", 4096, EXACT),
+        (0, "bytes", 0, EXACT),
+    ],
+)
+def test_expectations_are_read(text: str | int, unit: str, value: int | None, tolerance: Tolerance) -> None:
+    """Every form of a value and a tolerance, in bytes and in counts."""
+    assert parse_expectation(text, unit) == Expectation(value, tolerance, unit)
+
+
+BYTES = "128 KiB, 16.06 GB, 8_405_385_216, within 1% of 16.06 GB, within +64 MiB of 8 GiB, below 8 MB"
+COUNTS = "8_030_261_248, within 1% of 100, within 2 of 100, below 10"
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "says"),
+    [
+        # what the units know of a plain value
+        ("8G", "bytes", "unknown unit 'G' in '8G': write GiB (x 1,073,741,824) or GB (x 1,000,000,000)"),
+        ("32k", "count", "'32k' has two readings: write 32Ki for 32,768 or 32,000 in full"),
+        # everything else has all forms
+        ("within 8G", "bytes", f"'within 8G' is no expected value; allowed: {BYTES}"),
+        ("below 8", "bytes", f"'below 8' is no expected value; allowed: {BYTES}"),
+        ("exactly", "bytes", f"'exactly' is no expected value; allowed: {BYTES}"),
+        ("-8 GiB", "bytes", f"'-8 GiB' is no expected value; allowed: {BYTES}"),
+        ("within 1 MiB of 8", "count", f"'within 1 MiB of 8' is no expected value; allowed: {COUNTS}"),
+        (True, "bytes", f"True is no expected value; allowed: {BYTES}"),
+        (None, "count", f"None is no expected value; allowed: {COUNTS}"),
+        (-1, "bytes", "-1 is negative: this is 0 or more"),
+    ],
+)
+def test_a_refused_expectation_says_what_is_allowed(text: str | int, unit: str, says: str) -> None:
+    """Near spellings are named; else every form is listed."""
+    with pytest.raises(UnitError) as error:
+        parse_expectation(text, unit)
+    assert str(error.value) == says
+
+
+def test_a_refused_tolerance_says_what_is_allowed() -> None:
+    """In bytes and in counts."""
+    for unit, size in (("bytes", "64 MiB"), ("count", "2")):
+        with pytest.raises(UnitError) as error:
+            parse("about", unit)
+        words = f"exact, within 1%, within {size}, within +{size} (never under), below {size}"
+        assert str(error.value) == f"'about' is no tolerance; allowed: {words}"
+
+
+def test_headroom_may_be_negative() -> None:
+    """Only where a sign has a meaning."""
+    assert parse_expectation("-8 GiB", signed=True).value == -8 * GIB
+    assert parse_expectation(-1, signed=True).value == -1
