@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from membudget.model import ConfigError, Model, build
+from membudget.model.tensors import ROLES
 
 pytestmark = pytest.mark.math
 
@@ -39,6 +40,8 @@ def test_every_shipped_config_is_counted_or_refused(name: str) -> None:
     assert model.count.active <= model.count.params <= model.count.checkpoint
     assert sum(model.count.by_role.values()) == sum(model.count.by_part.values()) == model.count.params
     assert all(extent > 0 for tensor in model.tensors for extent in tensor.shape)
+    assert {tensor.role.partition(".")[0] for tensor in model.tensors} <= set(ROLES)
+    assert set(model.count.by_role) >= {"embed", "attn", "mlp", "norms", "lm_head", "other"}
     names = [tensor.name for tensor in model.tensors]
     assert len(names) == len(set(names))
     assert [spec.layer for spec in model.caches] == list(range(len(model.caches)))

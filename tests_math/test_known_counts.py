@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from membudget.model import ConfigError, Model, UnknownModelType, build
+from membudget.model.tensors import Tensor, count
 from tests_math.strategies import llama_configs
 
 pytestmark = pytest.mark.math
@@ -156,3 +157,34 @@ def test_a_type_in_another_spelling_is_suggested() -> None:
     """Llama is not llama to transformers either, and the error says what was meant."""
     with pytest.raises(UnknownModelType, match="Did you mean 'qwen3_moe'"):
         build({"model_type": "Qwen3-MoE", "hidden_size": 8}, "some/model")
+
+
+def test_one_tensor_or_many_alike_ones() -> None:
+    """8 experts of 3 x 5, of which a token reads 2: apart, stacked in a dimension of their own, or joined."""
+    apart = Tensor("experts.*.up.weight", (3, 5), "mlp.experts", 8, 2)
+    assert (apart.numel, apart.elements, apart.active_elements) == (15, 120, 30)
+    assert list(apart.expand()) == [(f"experts.{number}.up.weight", (3, 5)) for number in range(8)]
+    stacked = apart._replace(name="experts.up")
+    assert list(stacked.expand()) == [("experts.up", (8, 3, 5))]
+    assert list(stacked._replace(joined=True).expand()) == [("experts.up", (24, 5))]
+    one = Tensor("norm.weight", (7,), "norms")
+    assert (one.elements, one.active_elements) == (7, 7)
+    assert list(one.expand()) == [("norm.weight", (7,))]
+    assert list(one._replace(joined=True).expand()) == [("norm.weight", (7,))]
+    # a scalar is one element
+    assert Tensor("scale", (), "other").numel == 1
+
+
+def test_a_sum_of_tensors() -> None:
+    """Parameters, those that a token reads, and what lies beside them in the file; by bucket and by role."""
+    total = count([
+        Tensor("experts.*.up.weight", (3, 5), "mlp.experts", 8, 2),
+        Tensor("router.weight", (8, 5), "mlp.router"),
+        Tensor("norm.weight", (5,), "norms", 2),
+        Tensor("norm.bias", (5,), "norms"),
+        Tensor("tower.weight", (2, 2), "vision"),
+        Tensor("router.bias", (8,), "mlp.router", part="checkpoint"),
+    ])  # fmt: skip
+    assert (total.params, total.active, total.checkpoint) == (120 + 40 + 15 + 4, 30 + 40 + 15 + 4, 179 + 8)
+    assert total.by_part == {"mlp.experts": 120, "mlp.router": 40, "norms": 15, "vision": 4}
+    assert total.by_role == {"embed": 0, "attn": 0, "mlp": 160, "norms": 15, "lm_head": 0, "other": 0, "vision": 4}
