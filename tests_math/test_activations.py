@@ -65,10 +65,92 @@ def test_fused_peak_at_16k(model: Get) -> None:
     assert (round(last / 2**30, 3), round(every / 2**30, 3)) == (3.820, 6.039)
 
 
-def test_mixture_counts_the_experts_of_one_token(model: Get) -> None:
-    """Qwen3-30B-A3B sends a token to 8 experts of 768: as wide as one MLP of 6,144."""
-    widths = activations.widths(model("Qwen/Qwen3-30B-A3B"))
-    assert (widths.up, widths.down) == (2 * 8 * 768, 8 * 768)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        # U + F by the config's own sizes: gate and up put out two widths, down takes one
+        ("Qwen/Qwen3-30B-A3B", 3 * 8 * 768),
+        ("mistralai/Mixtral-8x7B-v0.1", 3 * 2 * 14_336),
+        ("deepseek-ai/DeepSeek-V3", 3 * 18_432),  # its first layers are dense, and as wide as 8 experts and one shared
+        # experts stacked as (in, out), and as wide as the hidden size
+        ("openai/gpt-oss-20b", 3 * 4 * 2880),
+        # (in, out), one expert and a shared one
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 3 * (8192 + 8192)),
+        # (out, in), under the same names as gpt-oss's
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 3 * 8 * 768),
+        # (out, in), beside a dense MLP in the same layer
+        ("google/gemma-4-26B-A4B", 3 * (2112 + 8 * 704)),
+        # gated by matrices called w1 and w2, with c_proj behind them
+        ("Qwen/Qwen-7B", 3 * 11_008),
+        # not gated, and stored as (in, out)
+        ("openai-community/gpt2-medium", 2 * 4096),
+    ],
+)
+def test_width_of_an_mlp(name: str, width: int, model: Get) -> None:
+    """What one token is wide in the MLP, whatever its matrices are called and whichever way they are stored."""
+    assert activations.widths(model(name)).mlp == width
+
+
+def test_an_mlp_as_wide_as_the_model() -> None:
+    """Where the MLP is as wide as the hidden size, up and down look alike, and all three count."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "vocab_size": 10}  # fmt: skip
+    assert activations.widths(build(config, "square")) == activations.Widths(64, 3 * 64, 4, 16, 10)
+
+
+def test_the_words_of_a_peak(model: Get) -> None:
+    """Each moment's formula, with its numbers: they multiply out to its bytes."""
+    llama = model(LLAMA)
+    decode = activations.decode(llama, 2)
+    assert (decode.phase, decode.moment) == ("decode", "mlp")
+    assert decode.why == "2 users x (4 x 4,096 + 43,008) x 2 bytes"
+    mlp = activations.prefill(llama, 8192)
+    assert (mlp.phase, mlp.moment) == ("prefill", "mlp")
+    assert mlp.why == "8,192 tokens x (2 x (43,008 + 4 x 4,096) + 4 x 128 + 8) bytes"
+    assert mlp.bytes == 8192 * (2 * (43_008 + 4 * 4096) + 4 * 128 + 8)
+    head = activations.prefill(llama, 8192, sequences=2, logits="every")
+    assert (head.phase, head.moment) == ("prefill", "logits")
+    assert head.why == "8,192 logits rows x 128,256 x 2 + 8,192 tokens x 4,096 x 2 bytes"
+    assert activations.prefill(llama, 2, sequences=2).why.startswith("2 logits rows x 128,256 x 2")
+    eager = activations.prefill(llama, 8192, sequences=2, attention="eager")
+    assert (eager.phase, eager.moment) == ("prefill", "eager attention")
+    # the rest: 4 x 32 x 128 + 8 x 4,096 + 4 x 128 + 8 bytes a position
+    assert eager.why == f"2 x (32 heads x 4,096^2 x 10 + 4,096^2 x 2 + {4096 * 49_672:,}) bytes"
+    assert eager.bytes == 2 * (322 * 4096**2 + 4096 * 49_672)
+    wide = activations.prefill(llama, 8192, attention="eager", width=4)
+    assert (
+        wide.why == f"1 x (32 heads x 8,192^2 x 8 + 8,192^2 x 4 + {8192 * (8 * 4096 + 16 * 4096 + 1024 + 8):,}) bytes"
+    )
+
+
+@given(llama_configs(), st.integers(1, 300), st.integers(1, 5), st.sampled_from([2, 4]))
+def test_coefficients_are_the_same_arithmetic(config: dict[str, object], tokens: int, users: int, width: int) -> None:
+    """A page that multiplies coefficients has every peak to the byte."""
+    model = build(config, "drawn")
+    length = -(-tokens // users)
+    wide = activations.widths(model)
+    for logits, rows in (("last", users), ("every", tokens)):
+        known = {
+            "users": users, "tokens": tokens, "rows": rows, "squares": users * length**2, "padded": users * length,
+        }  # fmt: skip
+        moments = {
+            name: sum(number * known[quantity] for quantity, number in sums.items())
+            for name, sums in activations.coefficients(wide, width).items()
+        }
+        assert moments["decode"] == activations.decode(model, users, width).bytes
+        for attention, names in (("sdpa", ("mlp", "logits")), ("eager", ("mlp", "logits", "eager attention"))):
+            peak = activations.prefill(model, tokens, sequences=users, attention=attention, logits=logits, width=width)
+            assert peak.bytes == max(moments[name] for name in names)
+
+
+def test_a_latent_is_as_wide_as_its_key(model: Get) -> None:
+    """MLA keeps kv_lora_rank 512 and a RoPE key of 64: the widest key of a token; no cache is no width."""
+    assert activations.widths(model("deepseek-ai/DeepSeek-V3")).head_dim == 576
+    config = {
+        "model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "state_size": 16,
+        "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,
+    }  # fmt: skip
+    assert activations.widths(build(config, "states")) == activations.Widths(64, 0, 1, 0, 100)
 
 
 @given(llama_configs(), st.integers(1, 4096), st.integers(1, 8))

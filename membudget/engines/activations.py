@@ -29,11 +29,10 @@ class Peak(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """What a token is wide where: elements a token, at the widest layer."""
+    """What a token is wide where: elements a token, at the widest layer.  mlp: U + F."""
 
     hidden: int
-    up: int
-    down: int
+    mlp: int
     heads: int
     head_dim: int
     vocab: int
@@ -54,7 +53,7 @@ def decode(model: Model, users: int, width: int = 2) -> Peak:
         "decode",
         "mlp",
         decode_bytes(w, users, width),
-        f"{users:,} users x (4 x {w.hidden:,} + {w.up + w.down:,}) x {width} bytes",
+        f"{users:,} users x (4 x {w.hidden:,} + {w.mlp:,}) x {width} bytes",
     )
 
 
@@ -84,7 +83,7 @@ def prefill(
 
 def decode_bytes(w: Widths, users: int, width: int) -> int:
     """The bytes of `decode`, without the words."""
-    return users * (4 * w.hidden + w.up + w.down) * width
+    return users * (4 * w.hidden + w.mlp) * width
 
 
 def prefill_bytes(w: Widths, tokens: int, sequences: int, attention: str, logits: str, width: int) -> int:
@@ -121,11 +120,11 @@ def logits_bytes(model: Model, positions: int, width: int = 2) -> int:
 
 
 def _mlp_bytes(w: Widths, tokens: int, width: int) -> int:
-    return tokens * (width * (w.up + w.down + 4 * w.hidden) + 2 * width * w.head_dim + 8)
+    return tokens * (width * (w.mlp + 4 * w.hidden) + 2 * width * w.head_dim + 8)
 
 
 def _mlp_why(w: Widths, tokens: int, width: int) -> str:
-    wide = f"{width} x ({w.up + w.down:,} + 4 x {w.hidden:,})"
+    wide = f"{width} x ({w.mlp:,} + 4 x {w.hidden:,})"
     return f"{tokens:,} tokens x ({wide} + {2 * width} x {w.head_dim} + 8) bytes"
 
 
@@ -158,23 +157,20 @@ def _eager_rest(w: Widths, length: int, width: int) -> int:
 def _widths(model: Model) -> Widths:
     config = model.config
     hidden = config.integer("hidden_size")
-    layers: dict[str, tuple[int, int]] = {}
+    layers: dict[str, int] = {}
     for tensor in model.tensors:
         if not tensor.role.startswith("mlp") or tensor.role == "mlp.router" or len(tensor.shape) != 2:
             continue
-        out, into = tensor.shape if not tensor.name.endswith(("_proj", "_projs")) else tensor.shape[::-1]
-        copies = tensor.copies if tensor.active is None else tensor.active
-        key = _layer_key(tensor.name)
-        up, down = layers.get(key, (0, 0))
-        if into == hidden and not tensor.name.endswith(("down_proj.weight", "down_proj", "w2.weight")):
-            up += out * copies
-        elif out == hidden:
-            down += into * copies
-        layers[key] = (up, down)
-    up, down = max(layers.values(), key=sum, default=(0, 0))
+        # whatever a matrix is called and whichever way it is stored: one side is the hidden size, the other U or F
+        first, second = tensor.shape
+        if hidden in (first, second):
+            copies = tensor.copies if tensor.active is None else tensor.active
+            key = _layer_key(tensor.name)
+            layers[key] = layers.get(key, 0) + (first if second == hidden else second) * copies
+    mlp = max(layers.values(), default=0)
     vocab = config.integer("vocab_size")
     heads = config.integer("num_attention_heads", 1)
-    return Widths(hidden, up, down, heads, _head_dim(model), vocab)
+    return Widths(hidden, mlp, heads, _head_dim(model), vocab)
 
 
 def _head_dim(model: Model) -> int:
