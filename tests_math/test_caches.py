@@ -158,6 +158,22 @@ def test_shared_layers_hold_nothing(raw_config: Callable[[str], dict[str, Any]])
         assert [layer.storage == 0 for layer in held] == [i >= len(held) - shared for i in range(len(held))]
 
 
+def test_latent_of_a_model_with_indexers_in_some_layers(model: Get) -> None:
+    """GLM-5.2 has 21 indexers in 78 layers: its latent is cached since 5.18, and 64 x (192 + 64 + 256) before."""
+    glm = model("zai-org/GLM-5.2-FP8")
+    indexers = 21 * 128 * 2
+    assert growth_per_token(glm, version=(5, 18)) == 78 * 576 * 2 + indexers
+    assert growth_per_token(glm, version=(5, 17, 9)) == 78 * 64 * 512 * 2 + indexers
+
+
+def test_nothing_is_kept_before_the_first_token(model: Get) -> None:
+    """A DynamicCache allocates with the first forward: states too; a StaticCache of no tokens is none."""
+    for name in ("Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B"):
+        for kind in ("dynamic", "static"):
+            held = cache_bytes(model(name), 0, 3, kind=kind)
+            assert (held.tensors, held.storage) == (0, 0)
+
+
 def test_by_layer_adds_up(model: Get) -> None:
     """The layers' bytes are the totals, one row a cache layer."""
     held = cache_bytes(model("google/gemma-3-27b-it"), 5000, 2, stage="prefill")

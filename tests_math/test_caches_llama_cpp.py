@@ -37,6 +37,23 @@ GEMMA4_12B: dict[str, Any] = {
 }
 
 
+#: Four layers with a window of 1,000.
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 99,
+    "sliding_window": 1000,
+    "num_local_experts": 2,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+}
+
+
 def test_gemma4_12b() -> None:
     """2176.00 MiB in 262,144 cells and 255.00 MiB in 1,536 cells, as llama-server printed (unsloth#10489)."""
     full, window = cache_parts(build(GEMMA4_12B), 262144, type_k="q8_0", type_v="q8_0")
@@ -110,6 +127,60 @@ def test_ignored_window(model: Callable[[str], Model]) -> None:
     """llama.cpp has no window for Mistral: 32 layers of every token."""
     (full,) = cache_parts(model("mistralai/Mistral-7B-v0.1"), 8192)
     assert (full.name, full.bytes) == ("full", 32 * 2 * 8 * 128 * 2 * 8192)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "mixtral", "phi3", "phimoe", "starcoder2", "qwen2", "qwen3_moe"])
+def test_windows_that_llama_cpp_has_not(model_type: str) -> None:
+    """Families whose window llama.cpp ignores: every layer keeps every token."""
+    (full,) = cache_parts(build({**SMALL, "model_type": model_type, "use_sliding_window": True}), 8192)
+    assert (full.name, full.layers, full.cells) == ("full", 4, 8192)
+
+
+@pytest.mark.parametrize("model_type", ["olmo3", "gemma2", "cohere2", "gpt_oss", "exaone4"])
+def test_windows_that_llama_cpp_keeps_apart(model_type: str) -> None:
+    """Interleaved windows have cells of their own: pad(1,000 + 512) = 1,536 of 8,192."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    full, window = cache_parts(build({**SMALL, "model_type": model_type, "layer_types": kinds}), 8192)
+    assert (full.name, full.layers, full.cells) == ("full", 2, 8192)
+    assert (window.name, window.layers, window.cells) == ("window", 2, 1536)
+
+
+def test_windows_alone() -> None:
+    """Where every layer slides there is no cache of every token."""
+    model = build({**SMALL, "model_type": "olmo3", "layer_types": ["sliding_attention"] * 4})
+    (window,) = cache_parts(model, 8192)
+    assert (window.name, window.layers, window.cells) == ("window", 4, 1536)
+    # a ubatch of one: pad(1,001)
+    assert cache_parts(model, 8192, ubatch=1)[0].cells == 1024
+
+
+def test_one_cache_for_all_slots(model: Callable[[str], Model]) -> None:
+    """Unified, 4 slots of a window of 1,024 share pad(4,096 + 512) cells; apart, each has pad(1,024 + 512)."""
+    gemma = model("google/gemma-3-27b-it")
+    full, window = cache_parts(gemma, 131_072, slots=4, unified=True)
+    assert (full.cells, window.cells) == (131_072, 4608)
+    assert window.bytes == 52 * 2 * 16 * 128 * 2 * 4608
+    full, window = cache_parts(gemma, 131_072, slots=4)
+    assert (full.cells, window.cells) == (32_768, 1536)
+    assert window.bytes == 4 * 52 * 2 * 16 * 128 * 2 * 1536
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [("cwm", "whether llama.cpp keeps the window of cwm apart"), ("smollm3", "keeps the window of smollm3 apart")],
+)
+def test_a_window_that_is_not_known_is_refused(model_type: str, words: str) -> None:
+    """A family whose window nobody looked up is an error, and names those that are known."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "use_sliding_window": True}
+    with pytest.raises(CacheCellsError, match=words):
+        cache_parts(build({**SMALL, **layers, "model_type": model_type}), 4096)
+
+
+def test_a_state_that_is_not_known_is_refused() -> None:
+    """RWKV's states are not Mamba's: how llama.cpp keeps them is not known here."""
+    config = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
+    with pytest.raises(CacheCellsError, match="how llama.cpp keeps the state 'shift' of rwkv"):
+        cache_parts(build(config), 4096)
 
 
 def test_unknown_is_refused(model: Callable[[str], Model]) -> None:
