@@ -179,7 +179,7 @@ def test_a_window_that_is_not_known_is_refused(model_type: str, words: str) -> N
 def test_a_state_that_is_not_known_is_refused() -> None:
     """RWKV's states are not Mamba's: how llama.cpp keeps them is not known here."""
     config = {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
-    with pytest.raises(CacheCellsError, match="how llama.cpp keeps the state 'shift' of rwkv"):
+    with pytest.raises(CacheCellsError, match=r"how llama\.cpp keeps the state 'shift' of rwkv"):
         cache_parts(build(config), 4096)
 
 

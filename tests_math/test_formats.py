@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 
 from membudget import formats
 from membudget.formats import FormatError, UnknownFormat, get, names
-from membudget.formats.base import DTYPE_BITS
+from membudget.formats.base import DTYPE_BITS, Weights, is_layer_matrix
 from membudget.model import Config, Model, build
+from membudget.model.tensors import Tensor
 from tests_math.strategies import llama_configs
 
 pytestmark = pytest.mark.math
@@ -287,3 +289,60 @@ def test_format_of_a_plain_config(model: Get) -> None:
     assert formats.of_config(model(LLAMA_8B).config).name == "bf16"
     with pytest.raises(FormatError, match="has no dtype and no quantization_config; name its format: --format"):
         formats.of_config(Config({"model_type": "llama"}))
+
+
+def test_bits_are_in_the_name() -> None:
+    """Every dtype of a safetensors header has its bits in its name, but BOOL, which takes a byte."""
+    for name, bits in DTYPE_BITS.items():
+        number = re.search("[0-9]+", name)
+        assert bits == (int(number[0]) if number else 8)
+    assert len(DTYPE_BITS) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "role", "compressed"),
+    [
+        ("mlp.up_proj.weight", (8, 16), "mlp", True),
+        ("mlp.up_proj.weight", (2, 16), "mlp", True),
+        ("mlp.up_proj.weight", (16, 2), "mlp", True),
+        ("mlp.shared_expert_gate.weight", (1, 16), "mlp.shared", False),
+        ("self_attn.g.weight", (16, 1), "attn", False),
+        ("mlp.up_proj.bias", (8,), "mlp", False),
+        ("mlp.gate.weight", (8, 16), "mlp.router", False),
+        ("mixer.conv1d.weight", (16, 4), "mixer", False),
+        ("mixer.conv.weight", (16, 1, 4), "mixer", False),
+        ("self_attn.q_norm.weight", (4, 16), "attn", False),
+        ("self_attn.indexer.weights_proj.weight", (4, 16), "attn.indexer", False),
+        ("self_attn.indexer.wk.weight", (4, 16), "attn.indexer", True),
+        ("experts.gate_up_proj", (4, 8, 16), "mlp.experts", True),
+        ("experts.gate_up_proj_bias", (4, 8), "mlp.experts", False),
+        ("experts.down.bias", (4, 8), "mlp.experts", False),
+        ("mlp.up_proj", (4, 8), "mlp", False),
+        ("mlp.wide.weight", (4, 8, 16), "mlp", False),
+        ("embed_tokens.weight", (8, 16), "embed", False),
+        ("lm_head.weight", (8, 16), "lm_head", False),
+        ("patch.weight", (8, 16), "vision", False),
+    ],
+)
+def test_what_formats_compress(name: str, shape: tuple[int, ...], role: str, compressed: bool) -> None:
+    """Matrices of layers' linear maps; no rows, routers, convolutions, norms, biases, tables or towers."""
+    assert is_layer_matrix(Tensor(f"model.layers.0.{name}", shape, role)) is compressed
+
+
+def test_a_model_without_matrices_has_no_bits() -> None:
+    """0 bytes of 0 weights are 0 bits."""
+    weights = Weights(8, {}, {}, (0, 0), 8, "")
+    assert weights.bits_per_layer_weight == 0.0
+    assert weights._replace(layer_bits=(17, 32)).bits_per_layer_weight == 4.25
+
+
+def test_a_format_shows_its_name() -> None:
+    """In a failing test."""
+    assert repr(get("q4_k_m")) == "<Format q4_k_m>"
+
+
+def test_total_is_one_of_two(model: Get) -> None:
+    """`params` or `checkpoint`; anything else is an error, asked first or again."""
+    for _ in range(2):
+        with pytest.raises(FormatError, match="total is 'all'; allowed are 'params' and 'checkpoint'"):
+            get("bf16").weigh(model(LLAMA_8B), total="all")

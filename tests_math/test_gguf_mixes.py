@@ -102,6 +102,10 @@ def test_rope_factors_are_stored(model: Get) -> None:
     llama = model("meta-llama/Llama-3.1-8B")
     [factors] = get("q4_k_m").extras(llama)
     assert (factors.name, factors.shape, factors.nbytes) == ("rope_freqs.weight", (64,), 256)
+    weights = get("q4_k_m").weigh(llama)
+    # 65 norms of 4,096 and the factors are all that is fp32
+    assert weights.by_dtype["F32"] == 65 * 4096 * 4 + 256
+    assert sum(weights.by_dtype.values()) == sum(weights.by_role.values()) == weights.total
 
 
 def test_70b_keeps_attn_v_larger(model: Get) -> None:
@@ -122,6 +126,88 @@ def test_eight_experts(model: Get) -> None:
     assert types["blk.0.ffn_gate_inp.weight"].dtype == "F32"
     assert types["blk.5.ffn_up_exps.weight"].shape == (8, 14336, 4096)
     assert types["blk.5.ffn_down_exps.weight"].shape == (8, 4096, 14336)
+
+
+def kinds(model: Model, mix: str) -> dict[str, str]:
+    """The ggml type of every tensor of a file."""
+    form = gguf(mix, mix)
+    return {item.name: item.dtype for tensor in model.tensors for item in form.stored(tensor, model)}
+
+
+def test_eight_experts_in_two_bits(model: Get) -> None:
+    """The low mixes have a branch of their own: attn_k Q4_K, attn_output Q5_K, and attn_v as four experts say."""
+    types = kinds(model("mistralai/Mixtral-8x7B-v0.1"), "IQ2_XS")
+    found = (types[f"blk.0.{part}.weight"] for part in ("attn_k", "attn_output", "attn_v", "attn_q"))
+    assert tuple(found) == ("Q4_K", "Q5_K", "Q4_K", "IQ2_XS")
+
+
+def llama(**more: int) -> Model:
+    """A small Llama in rows of whole blocks."""
+    config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 300}  # fmt: skip
+    return build({**config, **more}, "small")
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "mix", "attn_v"),
+    [
+        (4, "Q2_K", "Q3_K"), (2, "Q2_K", "Q3_K"), (1, "Q2_K", "Q4_K"),
+        (4, "IQ4_XS", "IQ4_XS"), (2, "IQ4_XS", "IQ4_XS"), (1, "IQ4_XS", "Q5_K"),
+    ],
+)  # fmt: skip
+def test_four_query_heads_a_kv_head(kv_heads: int, mix: str, attn_v: str) -> None:
+    """n_gqa() >= 4 raises attn_v: of 4 heads, with one KV head and not with 2 or 4 (llama-quant.cpp)."""
+    assert kinds(llama(num_key_value_heads=kv_heads), mix)["blk.1.attn_v.weight"] == attn_v
+
+
+@pytest.mark.parametrize(
+    ("layers", "kv_heads", "attn_v"),
+    [(80, 1, "Q5_K"), (80, 2, "Q5_K"), (80, 4, "Q4_K"), (79, 2, "Q4_K"), (81, 2, "Q4_K")],
+)
+def test_a_70b_has_80_layers_and_grouped_heads(layers: int, kv_heads: int, attn_v: str) -> None:
+    """LLM_TYPE_70B is a Llama of 80 layers whose heads are grouped; 65B, which is not, keeps Q4_K."""
+    types = kinds(llama(num_hidden_layers=layers, num_key_value_heads=kv_heads), "Q4_K_S")
+    # behind the first four layers, which have Q5_K in any Llama
+    assert types["blk.40.attn_v.weight"] == attn_v
+
+
+def test_qwen2_of_80_layers_is_a_70b(model: Get) -> None:
+    """Qwen2.5-72B is LLM_TYPE_70B as well."""
+    assert kinds(model("Qwen/Qwen2.5-72B"), "Q4_K_S")["blk.40.attn_v.weight"] == "Q5_K"
+    assert kinds(model("Qwen/Qwen2.5-32B"), "Q4_K_S")["blk.40.attn_v.weight"] == "Q4_K"
+
+
+def test_long_factors_are_stored(model: Get) -> None:
+    """Phi-3's LongRoPE: two tensors of head_dim / 2 = 48 fp32 factors."""
+    phi = model("microsoft/Phi-3-mini-128k-instruct")
+    found = [(item.name, item.dtype, item.shape, item.nbytes) for item in get("q4_k_m").extras(phi)]
+    assert found == [
+        ("rope_factors_long.weight", "F32", (48,), 192),
+        ("rope_factors_short.weight", "F32", (48,), 192),
+    ]
+
+
+def test_models_without_factors_have_none(model: Get) -> None:
+    """Qwen3-8B scales nothing."""
+    assert get("q4_k_m").extras(model("Qwen/Qwen3-8B")) == []
+
+
+def test_a_row_is_a_vector() -> None:
+    """ggml counts dimensions up to the last that is not 1: a matrix of one row is kept in fp32."""
+    one = llama(hidden_size=64, num_attention_heads=64, num_key_value_heads=1, head_dim=1)
+    types = kinds(one, "Q8_0")
+    assert (types["blk.0.attn_k.weight"], types["blk.0.attn_q.weight"]) == ("F32", "Q8_0")
+
+
+def test_one_expert_is_no_mixture() -> None:
+    """MXFP4_MOE packs stacks of more than one expert."""
+    config = {
+        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "num_experts_per_tok": 1,
+    }  # fmt: skip
+    for experts, kind in ((1, "Q8_0"), (2, "MXFP4")):
+        types = kinds(build({**config, "num_local_experts": experts}, "mixture"), "MXFP4_MOE")
+        assert types["blk.0.ffn_up_exps.weight"] == kind
 
 
 def test_rows_that_are_no_whole_blocks_fall_back(model: Get) -> None:

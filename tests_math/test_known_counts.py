@@ -188,3 +188,58 @@ def test_a_sum_of_tensors() -> None:
     assert (total.params, total.active, total.checkpoint) == (120 + 40 + 15 + 4, 30 + 40 + 15 + 4, 179 + 8)
     assert total.by_part == {"mlp.experts": 120, "mlp.router": 40, "norms": 15, "vision": 4}
     assert total.by_role == {"embed": 0, "attn": 0, "mlp": 160, "norms": 15, "lm_head": 0, "other": 0, "vision": 4}
+
+
+def shapes(config: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """(shape, role) by name."""
+    return {tensor.name: (tensor.shape, tensor.role) for tensor in build(config, "drawn").tensors}
+
+
+def test_gpt2_stores_its_matrices_as_in_out(model: Get) -> None:
+    """Conv1D weights are (in, out), as in openai-community/gpt2-medium's file."""
+    found = {tensor.name: tensor.shape for tensor in model("openai-community/gpt2-medium").tensors}
+    assert found["transformer.h.0.attn.c_attn.weight"] == (1024, 3072)
+    assert found["transformer.h.0.attn.c_attn.bias"] == (3072,)
+    assert found["transformer.h.0.attn.c_proj.weight"] == (1024, 1024)
+    assert found["transformer.h.0.mlp.c_fc.weight"] == (1024, 4096)
+
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "head_dim": 16,
+}  # fmt: skip
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """Qwen3: one of head_dim; OLMo-2: one of all heads; Cohere: a row a head, where it has them."""
+    at = "model.layers.0.self_attn."
+    qwen, olmo = (shapes({**SMALL, "model_type": kind}) for kind in ("qwen3", "olmo2"))
+    assert (qwen[at + "q_norm.weight"], qwen[at + "k_norm.weight"]) == (((16,), "norms"),) * 2
+    assert (olmo[at + "q_norm.weight"], olmo[at + "k_norm.weight"]) == (((64,), "norms"), ((32,), "norms"))
+    cohere = {**SMALL, "model_type": "cohere", "use_qk_norm": True}
+    found = shapes(cohere)
+    assert (found[at + "q_norm.weight"], found[at + "k_norm.weight"]) == (((4, 16), "norms"), ((2, 16), "norms"))
+    assert not any("q_norm" in name for name in shapes({**cohere, "use_qk_norm": False}))
+
+
+def test_norms_with_a_bias() -> None:
+    """Persimmon's are LayerNorms of head_dim: weights and biases are norms, both."""
+    found = shapes({**SMALL, "model_type": "persimmon", "qk_layernorm": True})
+    norms = {name: known for name, known in found.items() if "q_layernorm" in name or "k_layernorm" in name}
+    assert sorted(name.rpartition(".")[2] for name in norms) == ["bias", "bias", "weight", "weight"]
+    assert set(norms.values()) == {((16,), "norms")}
+
+
+def test_heads_must_divide_the_hidden_size() -> None:
+    """GPT-NeoX has no head_dim: 64 does not make 3 heads."""
+    with pytest.raises(ConfigError, match="hidden_size"):
+        build({**SMALL, "model_type": "gpt_neox", "num_attention_heads": 3}, "odd")
+
+
+def test_layers_that_share_keys() -> None:
+    """Gemma-4's last layers read an earlier layer's keys and values: they are named so and keep nothing."""
+    config = {**SMALL, "model_type": "gemma4_text", "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+              "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}  # fmt: skip
+    caches = build(config, "shared").caches
+    assert [spec.kind for spec in caches] == ["sliding", "full", "shared", "shared"]
+    assert [spec.per_token > 0 for spec in caches] == [True, True, False, False]
