@@ -12,6 +12,7 @@ import pytest
 
 from membudget.checkpoint import by_role, compare, read_path
 from membudget.checkpoint.roles import canonical, module
+from membudget.checkpoint.stored_format import AsStored
 from membudget.formats import get, of_config
 from membudget.model import ConfigError, Model, build
 from tests_math.checkpoint_files import BITS, stored, write_safetensors
@@ -81,6 +82,57 @@ def test_missing_extra_and_wrong_shape(tmp_path: Path) -> None:
         ("model.layers.0.self_attn.q_proj.weight", (64, 64), (64, 32))
     ]
     assert [entry.name for entry in found.extra] == ["model.surprise.weight"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "same"),
+    [((1, 64), True), ((64,), True), ((64, 1), True), ((1, 64, 1), True), ((2, 64), False), ((64, 2), False),
+     ((1, 63), False), ((8, 8), False)],
+)  # fmt: skip
+def test_extents_of_one_are_no_shape(shape: tuple[int, ...], same: bool, tmp_path: Path) -> None:
+    """A shared expert's gate is one row, stored as (1, 64), (64,) or (64, 1); nothing else is that row."""
+    config = {**LLAMA, "model_type": "qwen2_moe", "num_experts": 2, "num_experts_per_tok": 1,
+              "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}  # fmt: skip
+    wanted = build(config, "gate")
+    tensors = stored(wanted)
+    name = "model.layers.1.mlp.shared_expert_gate.weight"
+    tensors[name] = (tensors[name][0], shape)
+    found = differences(tmp_path, tensors, wanted)
+    assert [item.name for item in found.wrong_shape] == ([] if same else [name])
+
+
+def test_a_mixture_as_stored(tmp_path: Path) -> None:
+    """Bits of the layers, what a token reads and the files in words, by hand for two experts of which one is read."""
+    config = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 1,
+              "moe_intermediate_size": 32, "head_dim": 16}  # fmt: skip
+    wanted = build(config, "mixture")
+    form = AsStored(read_path(str(write_safetensors(tmp_path / "m.safetensors", stored(wanted)))), wanted)
+    weights = form.weigh(wanted)
+    # a layer: q and o of 64 x 64, k and v of 64 x 32, a router of 4 x 64, four experts of 3 x 64 x 32
+    experts = 2 * 4 * 3 * 64 * 32
+    layers = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 4 * 64) + experts
+    norms = 2 * (2 * 64 + 2 * 16) + 64
+    assert weights.layer_bits == (2 * layers, layers)
+    assert weights.bits_per_layer_weight == 16
+    assert weights.total == 2 * (layers + norms + 2 * 256 * 64)
+    # one of four experts, and one row of the embedding
+    assert weights.active == weights.total - 2 * experts * 3 // 4 - 2 * 255 * 64
+    assert weights.why == f"{len(stored(wanted)):,} tensors in 1 file: {weights.total:,} B"
+    assert form.notes() == [f"weights by the headers of {tmp_path / 'm.safetensors'}"]
+    assert form.weigh(wanted, total="checkpoint").total == weights.total
+
+
+def test_a_file_that_is_not_what_the_config_says(tmp_path: Path) -> None:
+    """A missing norm, a norm of another size and a tensor that nobody knows are in the note, each with its number."""
+    wanted = build(LLAMA, "llama")
+    tensors = stored(wanted)
+    del tensors["model.norm.weight"]
+    tensors["model.layers.0.input_layernorm.weight"] = ("BF16", (63,))
+    tensors["model.layers.0.strange"] = ("BF16", (5,))
+    form = AsStored(read_path(str(write_safetensors(tmp_path / "m.safetensors", tensors))), wanted)
+    (_, note) = form.notes()
+    words = "1 missing, 1 unexplained, 1 of another shape"
+    assert note == f"the files are not what the config says: tensors {words}; see `membudget count`"
 
 
 def test_stored_head_of_a_tied_model(tmp_path: Path) -> None:
