@@ -183,6 +183,25 @@ def test_the_tightest_stage_decides() -> None:
     assert [rank.layers for rank in ledger.ranks] == [(0, 15), (15, 31), (31, 46)]
 
 
+@pytest.mark.parametrize(
+    ("machines", "sizes", "words"),
+    [
+        ("2x", "tensor_parallel_size: 2", "each of ranks 0 and 1"),
+        ("4x", "tensor_parallel_size: 4", "each of ranks 0 to 3"),
+        # the head is as large as the embedding, and the last norm lies beside it
+        ("4x", "tensor_parallel_size: 2, pipeline_parallel_size: 2", "each of ranks 2 and 3 (layers 40 to 79)"),
+    ],
+)
+def test_the_tightest_ranks_in_words(machines: str, sizes: str, words: str) -> None:
+    """Ranks of one stage hold the same and are named together, with their layers where there are stages."""
+    text = BUDGET.replace("2x dgx-spark", f"{machines} dgx-spark") + f"engine: {{vllm: {{{sizes}}}}}\n"
+    ledger = predict(one(text.replace("users: 4", "users: 4_000")))
+    assert f" breaks it on {words}, " in ledger.verdict
+    first = ledger.as_json()["ranks"][0]
+    assert (first["rank"], first["pipeline_stage"], first["tensor_parallel_rank"]) == (0, 0, 0)
+    assert [rank["tensor_parallel_rank"] for rank in ledger.as_json()["ranks"]][:2] == [0, 1]
+
+
 @given(users=st.integers(1, 64), ctx=st.integers(1, 131_072), pp=st.sampled_from([1, 2, 4]))
 def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) -> None:
     """max_users and max_ctx hold on every rank, and one more breaks one."""

@@ -229,3 +229,45 @@ def test_most_is_the_edge(
     assert not predict(budget._replace(users=users + 1)).fits
     assert predict(budget._replace(ctx=ctx)).fits
     assert not predict(budget._replace(ctx=ctx + 1)).fits
+
+
+def test_the_reason_of_overhead(model: Get) -> None:
+    """What nobody measured says so; what a budget names is its own word; a system's part is named."""
+    assumed = plan(model(LLAMA_8B), "dgx-spark", 8192)
+    why = {line.part: line.why for line in assumed.lines if line.bucket == "overhead"}
+    parts = ("cuda_context", "allocator", "cuda_graphs")
+    assert {why[part] for part in parts} == {"512.00 MiB (536.87 MB) assumed until measured"}
+    assert why["os_reserve"] == "10.00 GiB (10.74 GB) left to the operating system"
+    said = plan(model(LLAMA_8B), "h100-80gb", 8192, overhead={"cuda_context": 2**29})
+    assert [(line.part, line.why) for line in said.lines if line.bucket == "overhead"] == [
+        ("cuda_context", "512.00 MiB (536.87 MB) as the budget says")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "bucket"),
+    [(100, "overhead"), (3 * 2**29, "weights"), (17_671_135_232, "activations"), (18_662_000_000, "kv_cache")],
+)
+def test_the_bucket_that_breaks_it(memory: int, bucket: str, model: Get) -> None:
+    """Overhead of 1.5 GiB, weights of 16,060,522,496 bytes, a step of 8,192 tokens, the cache: the first too many."""
+    ledger = plan(model(LLAMA_8B), Machine("drawn", memory, memory, False, 1), 8192)
+    assert (ledger.overhead, ledger.weights, ledger.activations) == (3 * 2**29, 16_060_522_496, 977_338_368)
+    assert ledger.broken_by == bucket
+    assert ledger.verdict.startswith(f"does not fit: {bucket} breaks it, ")
+
+
+def test_a_plan_as_json(model: Get) -> None:
+    """Every documented key, bytes as integers; what follows from the bandwidth only where it is known."""
+    plan_json = plan(model(LLAMA_8B), "h100-80gb", 8192, users=3).as_json()
+    assert set(plan_json) == {
+        "model", "model_type", "params", "unknown", "unproven", "assumed", "format", "kv_cache_dtype", "ctx", "users",
+        "machine", "engine", "convention", "weights", "kv_cache", "activations", "overhead", "total", "capacity",
+        "limit", "headroom", "fits", "max_users", "max_ctx", "kv_per_token", "kv_per_token_at_ctx", "kv_per_request",
+        "broken_by", "changes", "verdict", "decode_upper_bound", "lines",
+    }  # fmt: skip
+    assert (plan_json["kv_per_request"], plan_json["kv_cache"]) == (2**30, 3 * 2**30)
+    assert set(plan_json["decode_upper_bound"]) == {
+        "bytes_read", "bandwidth", "step_seconds", "tokens_per_second_per_user"
+    }  # fmt: skip
+    unknown = Machine("drawn", 2**40, 2**40, False, 0)
+    assert plan(model(LLAMA_8B), unknown, 8192).as_json()["decode_upper_bound"] is None
