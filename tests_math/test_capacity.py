@@ -135,6 +135,25 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     assert headroom(base, 400) == 600
 
 
+def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
+    """Half of what CUDA has for three users: 1.5 users' caches beside everything else make one; with more, three."""
+    request = 1024 * 32_768
+    spent = total(1024, 0, Engine(), 2)
+    limit = spent + request * 3 // 2
+    machine = Machine("box", 10 * limit, 10 * limit, True, 1, 7 * 2**20, cuda_total=2 * limit)
+    engine = Engine(gpu_memory_utilization=0.5)
+    budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1024, 3, machine, engine, {})
+    # the system's part is not the engine's
+    assert left_over(budget)(1024, 3) == limit - spent - 3 * request == predict(budget).headroom
+    assert (max_users(budget), max_ctx(budget)) == (1, 512)
+    # overhead is
+    less = budget._replace(overhead={"cuda_context": request})
+    assert (max_users(less), max_ctx(less)) == (0, 512 // 3)
+    # with a smaller memory than the limit the memory counts, less the system's part
+    tight = budget._replace(machine=machine._replace(memory=limit, cuda_total=10 * limit))
+    assert left_over(tight)(1024, 3) == limit - 7 * 2**20 - spent - 3 * request
+
+
 def test_a_rank_is_a_budget_of_one_machine(model: Get) -> None:
     """What a rank of three stages holds is planned as one machine; the tightest stage is not the first one."""
     budget = Budget(
@@ -165,6 +184,16 @@ def test_the_search_finds_the_last_that_fits(drops: list[int], near: int) -> Non
     # past the end nothing is asked but the slope
     found = largest(lambda n: falling[min(n, most)] - max(0, n - most) * 100, most, near)
     assert found == max((n for n in range(1, most + 1) if falling[n] >= 0), default=0)
+
+
+def test_every_small_search() -> None:
+    """Every edge of every range up to 24, from everywhere: the edge is found, and nobody looks beyond the range."""
+    for most in range(1, 25):
+        for edge in range(most + 1):
+            for near in range(1, most + 1):
+                found, seen = asked(lambda number, edge=edge: 0 if number <= edge else -1, most, near)  # type: ignore[misc]
+                assert found == edge
+                assert max(seen) <= most + (near == most)
 
 
 def asked(left: Callable[[int], int], most: int, near: int) -> tuple[int, list[int]]:

@@ -149,12 +149,17 @@ def test_formats_that_cannot_be_split_are_passed_over(memory: int, model: Get) -
 
 
 def test_formats_that_do_not_apply_are_passed_over() -> None:
-    """AWQ packs 8 outputs in a word: 300 are not as many words, so awq is not asked again and nothing is raised."""
+    """AWQ packs 8 outputs in a word, which 300 are not: the search goes on to q4_k_m, and nothing is raised."""
     config = {
-        "model_type": "llama", "hidden_size": 100, "intermediate_size": 300, "num_hidden_layers": 2,
-        "num_attention_heads": 5, "num_key_value_heads": 5, "vocab_size": 1000,
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 300, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000,
     }  # fmt: skip
     odd = build(config, "odd")
     with pytest.raises(formats.FormatError):
         formats.get("awq").weigh(odd)
     assert suggest(budget(odd, 1000, 8, 2)) == []
+    # as much as one user with q4_k_m weights and an fp8 cache needs
+    vast = budget(odd, 2**40, 8, 10**6)
+    one = vast._replace(format=formats.get("q4_k_m"), kv_cache_dtype="fp8", users=1)
+    (change,) = suggest(vast._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1)))
+    assert change.values == {"kv_cache_dtype": "fp8", "users": 1, "format": "q4_k_m"}
