@@ -50,6 +50,14 @@ def nightly(session: nox.Session) -> None:
     session.run("python", "scripts/matrix.py", *session.posargs)
 
 
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """The arithmetic changed in one place at a time: what no test notices is printed (docs/structure.md)."""
+    session.install("-e", ".[test]", "mutmut>=3.8", "-c", "constraints.txt")
+    session.run("mutmut", "run", *session.posargs)
+    session.run("mutmut", "results")
+
+
 def workflows() -> list[str]:
     """The workflow files."""
     return [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]

@@ -111,7 +111,10 @@ def test_the_words_of_a_peak(model: Get) -> None:
     head = activations.prefill(llama, 8192, sequences=2, logits="every")
     assert (head.phase, head.moment) == ("prefill", "logits")
     assert head.why == "8,192 logits rows x 128,256 x 2 + 8,192 tokens x 4,096 x 2 bytes"
-    assert activations.prefill(llama, 2, sequences=2).why.startswith("2 logits rows x 128,256 x 2")
+    # two rows of logits are more than the MLP of four tokens
+    last = activations.prefill(llama, 4, sequences=2)
+    assert last.bytes == 2 * (2 * 128_256 + 4 * 4096)
+    assert last.why == "2 logits rows x 128,256 x 2 + 4 tokens x 4,096 x 2 bytes"
     eager = activations.prefill(llama, 8192, sequences=2, attention="eager")
     assert (eager.phase, eager.moment) == ("prefill", "eager attention")
     # the rest: 4 x 32 x 128 + 8 x 4,096 + 4 x 128 + 8 bytes a position

@@ -130,6 +130,53 @@ def test_a_breakage_without_a_ceiling_is_an_error() -> None:
     assert "break needs a ceiling" in verdict.error
 
 
+def test_a_verdict_has_all_that_a_message_needs() -> None:
+    """The budget, its ledger, and of each finding what was predicted, what was expected, why, and the line."""
+    budget = _budget(BASE + "expect:\n  params: 7\n")
+    verdict = judge(budget)
+    assert verdict.budget is budget
+    assert verdict.ledger is not None
+    assert verdict.ledger.budget is budget
+    fits, params = verdict.findings
+    assert fits == Finding("fits", True, True, True, verdict.ledger.verdict, 1)
+    assert (params.predicted, str(params.expected), params.holds, params.line) == (1_235_814_400, "7", False, 8)
+    # made without a file there are no lines of fields: the budget's own counts
+    bare = judge(budget._replace(where={}, line=5))
+    assert [finding.line for finding in bare.findings] == [5, 5]
+
+
+def test_every_breakage_is_found_with_its_reason() -> None:
+    """Two breakages, the second one wrong: sums in words, outcomes as predicted and as expected, and their lines."""
+    text = BASE + "ceiling: 4 GiB\nbreak:\n  - outcome: fits\n  - outcome: fits\n    users: 9\n"
+    verdict = _verdict(text)
+    first, second = verdict.findings[1:]
+    # 8,192 tokens: 2.30 GiB of weights, 256 MiB of cache and a step of 65,800 bytes a token
+    why = (
+        "weights 2.30 GiB + cache 256.00 MiB + mlp 514.06 MiB = 3.05 GiB under a ceiling of 4.00 GiB; 8,192 tokens x ("
+    )
+    assert (first.field, first.predicted, first.expected, first.line) == ("break[0].outcome", "fits", "fits", 9)
+    assert first.why.startswith(why)
+    assert (second.field, second.predicted, second.expected) == ("break[1].outcome", "out_of_memory", "fits")
+    assert (second.holds, second.line) == (False, 10)
+    assert [finding.line for finding in judge(verdict.budget._replace(where={}, line=5)).findings] == [5, 5, 5]
+
+
+def test_expectations_of_a_breakage_share_its_reason() -> None:
+    """Its numbers come from one forward: 32 heads of scores and every logit, in fp32."""
+    values = f"{{scores: {32 * 2048**2 * 4}, logits: {2048 * 128_256 * 4}}}"
+    text = BASE.replace("bf16\nkv", "fp32\nkv") + "ceiling: 8 GiB\n"
+    verdict = _verdict(text + f"break: [{{outcome: fits, ctx: 2Ki, expect: {values}}}]\n")
+    assert verdict.passed
+    assert len({finding.why for finding in verdict.findings[1:]}) == 1
+    assert [str(finding.expected) for finding in verdict.findings[2:]] == ["512 MiB", "1002 MiB"]
+
+
+def test_what_cannot_be_predicted_is_an_error_with_its_budget() -> None:
+    """A context of nothing: no ledger, no finding, the reason."""
+    budget = _budget(BASE)._replace(ctx=0)
+    assert judge(budget) == Verdict(budget, None, (), "ctx is 0; allowed is a whole number >= 1")
+
+
 def _why(text: str, field: str) -> str:
     return _found(_verdict(text + f"expect: {{{field}: 1}}\n"))[field].why
 

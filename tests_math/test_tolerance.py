@@ -113,6 +113,7 @@ def test_an_approximate_size_need_not_be_whole_bytes() -> None:
         ("below 10", "count", None, Tolerance("below", 10, "count")),
         ("below 8 MB", "bytes", None, Tolerance("below", 8_000_000, "bytes")),
         (4096, "bytes", 4096, EXACT),
+        (4096, "count", 4096, EXACT),
         (0, "bytes", 0, EXACT),
     ],
 )

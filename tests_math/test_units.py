@@ -77,12 +77,16 @@ def test_ambiguous_sizes_are_refused(text: str, says: str) -> None:
         ("8", "'8' has no unit: write 8 B, 8 GiB or 8 GB"),
         ("0.3 B", "'0.3 B' is not a whole number of bytes"),
         ("01 GiB", "'01 GiB' is octal to some readers: write it without the leading 0"),
+        ("01GiB", "'01GiB' is octal to some readers: write it without the leading 0"),
+        (-1024, "-1,024 is negative: a size in bytes is 0 or more"),
+        (1.5, "1.5 is not a size: write for example '8 GiB', '64 MiB', '16 GB', '4096 B'"),
+        ("1" * 5000, f"'{'1' * 20}'... has 5,000 characters: no number is that long"),
         ("8 gb", "unknown unit 'gb' in '8 gb': write GiB (x 1,073,741,824) or GB (x 1,000,000,000)"),
         ("8k", "unknown unit 'k' in '8k': write KiB (x 1,024) or kB (x 1,000)"),
         ("8 parsecs", "unknown unit 'parsecs' in '8 parsecs': known are B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
     ],
 )
-def test_a_refused_size_says_what_to_write(text: str, says: str) -> None:
+def test_a_refused_size_says_what_to_write(text: str | int, says: str) -> None:
     """Whoever reads the error can copy the right spelling from it."""
     with pytest.raises(units.UnitError) as error:
         units.parse_bytes(text)
