@@ -361,6 +361,8 @@ def test_mutated_headers_agree_with_the_library(data: st.DataObject, tmp_path_fa
     [
         b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[00,2]}}',
         b'{"a":{"dtype":"U8","shape":[02],"data_offsets":[0,2]}}',
+        b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[-0,2]}}',
+        b'{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}',
         b'{"a":{"dtype":"U8","shape":[2,],"data_offsets":[0,2]}}',
         b'{"a":{"dtype":"U8","shape":[1 2],"data_offsets":[0,2]}}',
         b'{"a":{"dtype":"U8","shape":[12],"data_offsets":[0,2]}}',

@@ -96,7 +96,7 @@ def _quick(header: bytes, path: str, name: str) -> tuple[list[StoredTensor], dic
         from _json import make_scanner
 
         text = header.decode("utf-8").strip(" \t\r\n")
-        if "\\u" in text:  # an escape can hide what is no text
+        if "\\u" in text or "-0" in text:  # an escape can hide what is no text, and Python reads -0 as 0
             return None
         members, end = make_scanner(_Settings)(text, 0)  # type: ignore[arg-type]
     except (ImportError, ValueError, KeyError, StopIteration, RecursionError, AttributeError, TypeError):

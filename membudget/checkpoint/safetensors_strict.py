@@ -94,7 +94,12 @@ def _no_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_no_constant)
+def _integer(digits: str) -> int | float:
+    """-0 is no whole number >= 0, though its int is: the safetensors library refuses it."""
+    return -0.0 if digits == "-0" else int(digits)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_constant=_no_constant, parse_int=_integer)
 
 
 def _value(header: bytes, at: int, most: int, path: str, what: str) -> tuple[Any, bytes, int]:
