@@ -82,6 +82,10 @@ def test_fused_peak_at_16k(model: Get) -> None:
         ("google/gemma-4-26B-A4B", 3 * (2112 + 8 * 704)),
         # gated by matrices called w1 and w2, with c_proj behind them
         ("Qwen/Qwen-7B", 3 * 11_008),
+        # a wide dense layer before narrower ones would count, but 8 experts and a shared one are wider
+        ("zai-org/GLM-4.5-Air", max(3 * 10_944, 3 * 9 * 1408)),
+        # experts not gated and between latents of 1,024, a shared one beside them, and the latents' own projections
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", 2 * 22 * 2688 + 2 * 5376 + 2 * 1024),
         # not gated, and stored as (in, out)
         ("openai-community/gpt2-medium", 2 * 4096),
     ],
@@ -98,6 +102,19 @@ def test_an_mlp_as_wide_as_the_model() -> None:
     assert activations.widths(build(config, "square")) == activations.Widths(64, 3 * 64, 4, 16, 10)
 
 
+def test_a_low_rank_side_path_is_no_width() -> None:
+    """Zamba2's adapters of 8 lie between no hidden size: the MLP is what its own matrices say."""
+    config = {"model_type": "zamba2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+              "num_attention_heads": 4, "vocab_size": 50, "adapter_rank": 8, "use_shared_mlp_adapter": True,
+              "hybrid_layer_ids": [2, 5], "num_mem_blocks": 1, "mamba_ngroups": 1, "n_mamba_heads": 8,
+              "mamba_expand": 2}  # fmt: skip
+    model = build(config, "adapters")
+    shapes = {tensor.shape for tensor in model.tensors if tensor.role.startswith("mlp")}
+    assert (192, 8) in shapes
+    # gate and up as one, down, and the first half of each of two adapters
+    assert activations.widths(model).mlp == 3 * 96 + 2 * 8
+
+
 def test_the_words_of_a_peak(model: Get) -> None:
     """Each moment's formula, with its numbers: they multiply out to its bytes."""
     llama = model(LLAMA)
@@ -110,6 +127,8 @@ def test_the_words_of_a_peak(model: Get) -> None:
     assert mlp.bytes == 8192 * (2 * (43_008 + 4 * 4096) + 4 * 128 + 8)
     head = activations.prefill(llama, 8192, sequences=2, logits="every")
     assert (head.phase, head.moment) == ("prefill", "logits")
+    wide = activations.prefill(llama, 8192, width=4)
+    assert wide.why == "8,192 tokens x (4 x (43,008 + 4 x 4,096) + 8 x 128 + 8) bytes"
     assert head.why == "8,192 logits rows x 128,256 x 2 + 8,192 tokens x 4,096 x 2 bytes"
     # two rows of logits are more than the MLP of four tokens
     last = activations.prefill(llama, 4, sequences=2)
@@ -149,6 +168,8 @@ def test_coefficients_are_the_same_arithmetic(config: dict[str, object], tokens:
 def test_a_latent_is_as_wide_as_its_key(model: Get) -> None:
     """MLA keeps kv_lora_rank 512 and a RoPE key of 64: the widest key of a token; no cache is no width."""
     assert activations.widths(model("deepseek-ai/DeepSeek-V3")).head_dim == 576
+    # Gemma-4 has heads of 256 in its windows and of 512 in full layers
+    assert activations.widths(model("google/gemma-4-26B-A4B")).head_dim == 512
     config = {
         "model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "state_size": 16,
         "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,

@@ -157,20 +157,27 @@ def _eager_rest(w: Widths, length: int, width: int) -> int:
 def _widths(model: Model) -> Widths:
     config = model.config
     hidden = config.integer("hidden_size")
+    # experts of a latent mixture read and write its latent (Nemotron 3 Super)
+    outer = (hidden, config.get("moe_latent_size"))
     layers: dict[str, int] = {}
     for tensor in model.tensors:
         if not tensor.role.startswith("mlp") or tensor.role == "mlp.router" or len(tensor.shape) != 2:
             continue
-        # whatever a matrix is called and whichever way it is stored: one side is the hidden size, the other U or F
-        first, second = tensor.shape
-        if hidden in (first, second):
-            copies = tensor.copies if tensor.active is None else tensor.active
-            key = _layer_key(tensor.name)
-            layers[key] = layers.get(key, 0) + (first if second == hidden else second) * copies
+        copies = tensor.copies if tensor.active is None else tensor.active
+        key = _layer_key(tensor.name)
+        layers[key] = layers.get(key, 0) + _inner(*tensor.shape, outer) * copies
     mlp = max(layers.values(), default=0)
     vocab = config.integer("vocab_size")
     heads = config.integer("num_attention_heads", 1)
     return Widths(hidden, mlp, heads, _head_dim(model), vocab)
+
+
+def _inner(first: int, second: int, outer: tuple[object, ...]) -> int:
+    """U or F of a matrix, whatever it is called and whichever way it is stored; 0 where no side is an outer one."""
+    for size in outer:
+        if size in (first, second):
+            return first if second == size else second
+    return 0
 
 
 def _head_dim(model: Model) -> int:
