@@ -166,6 +166,56 @@ def test_latent_of_a_model_with_indexers_in_some_layers(model: Get) -> None:
     assert growth_per_token(glm, version=(5, 17, 9)) == 78 * 64 * 512 * 2 + indexers
 
 
+@pytest.mark.parametrize(
+    ("version", "width"), [((4, 57, 6), 4), ((5, 0), 2), ((5, 13, 9), 2), ((5, 14), 4), ((5, 24), 4)]
+)
+def test_states_are_narrow_in_some_versions(version: tuple[int, ...], width: int, model: Get) -> None:
+    """From 5.0 until 5.14 recurrent states were in the model's dtype: 24 x 32 x 128 x 128 of Qwen3.5-9B in 2 bytes."""
+    states = 24 * 32 * 128 * 128 * width
+    # 4 columns of 8,192 channels, and 8 layers of 4 heads of 256 for the one token
+    rest = 2 * (24 * 4 * 8192 + 8 * 2 * 4 * 256)
+    assert cache_bytes(model("Qwen/Qwen3.5-9B"), 1, version=version).tensors == states + rest
+
+
+def test_a_dtype_of_one_byte() -> None:
+    """Half of 16 bits; of nothing is refused."""
+    model = build({**MISTRAL, "sliding_window": None})
+    assert 2 * cache_bytes(model, 5, dtype_bytes=1).tensors == cache_bytes(model, 5).tensors
+    with pytest.raises(ValueError, match="dtype_bytes 0"):
+        cache_bytes(model, 5, dtype_bytes=0)
+
+
+def test_a_window_of_two_slides() -> None:
+    """W - 1 tokens are kept: one."""
+    held = cache_bytes(build({**MISTRAL, "sliding_window": 2}), 100)
+    token = 4 * 2 * 2 * 16 * 2
+    assert (held.tensors, held.storage) == (token, 2 * token)
+
+
+def test_cross_attention_without_an_encoder() -> None:
+    """Without encoder tokens only the decoder's own keys and values are kept."""
+    row = MEASURED["bart"]
+    model = build(raw("bart", row, row["draws"][0]))
+    held = cache_bytes(model, 5)
+    assert {layer.kind: layer.tensors > 0 for layer in held.by_layer} == {"full": True, "cross": False}
+    assert cache_bytes(model, 5, encoder_tokens=1).tensors > held.tensors
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stage", "held"),
+    [
+        (3, "prefill", (16_704, 16_704)), (4, "decode", (19_392, 34_752)), (4, "prefill", (19_392, 34_752)),
+        (5, "decode", (24_960, 24_960)), (5, "prefill", (24_960, 40_320)), (8, "prefill", (27_264, 57_984)),
+        (9, "decode", (32_832, 32_832)),
+    ],
+)  # fmt: skip
+def test_entries_of_a_few_tokens(tokens: int, stage: str, held: tuple[int, int]) -> None:
+    """DeepSeek-V4: until 4 tokens make an entry they wait, and 4 stay for the next (two sequences, transformers 5.24)."""
+    row = MEASURED["deepseek_v4"]
+    ours = cache_bytes(build(raw("deepseek_v4", row, row["draws"][0])), tokens, 2, stage=stage)
+    assert (ours.tensors, ours.storage) == held
+
+
 def test_nothing_is_kept_before_the_first_token(model: Get) -> None:
     """A DynamicCache allocates with the first forward: states too; a StaticCache of no tokens is none."""
     for name in ("Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B"):

@@ -189,12 +189,34 @@ def test_unknown_is_refused(model: Callable[[str], Model]) -> None:
         cache_parts(model("deepseek-ai/DeepSeek-V4-Flash"), 4096)
 
 
+def test_encoders_and_indexers_are_refused(model: Callable[[str], Model]) -> None:
+    """Cross attention and sparse indexers are kept in ways not known here."""
+    bart = {"model_type": "bart", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 64, "vocab_size": 99, "is_encoder_decoder": True}  # fmt: skip
+    for refused in (build(bart), model("deepseek-ai/DeepSeek-V3.2")):
+        with pytest.raises(CacheCellsError, match=r"how llama\.cpp keeps layer 0"):
+            cache_parts(refused, 4096)
+
+
+def test_states_are_one_cell_a_slot(model: Callable[[str], Model]) -> None:
+    """24 of Qwen3.5-9B's layers: 3 columns of 8,192 channels and 32 states of 128 x 128, fp32, for each of 3 slots."""
+    _, states = cache_parts(model("Qwen/Qwen3.5-9B"), 4096, slots=3)
+    assert (states.name, states.layers, states.cells) == ("recurrent", 24, 1)
+    # channels: 32 x 128 values, 16 x 128 keys and as many queries
+    assert states.keys == 3 * 4 * 24 * 3 * (32 * 128 + 2 * 16 * 128)
+    assert states.values == 3 * 4 * 24 * 32 * 128 * 128
+
+
 def test_arguments(model: Callable[[str], Model]) -> None:
     """Arguments out of range and blocks that do not divide a row are refused."""
     with pytest.raises(CacheCellsError, match="at least 1"):
         cache_parts(model("Qwen/Qwen3-8B"), 0)
-    with pytest.raises(FormatError):
-        cache_parts(model("Qwen/Qwen3-8B"), 4096, type_k="fp8")
+    for nothing in ({"slots": 0}, {"ubatch": 0}):
+        with pytest.raises(CacheCellsError, match="must be at least 1"):
+            cache_parts(model("Qwen/Qwen3-8B"), 4096, **nothing)
+    for side in ("type_k", "type_v"):
+        with pytest.raises(FormatError):
+            cache_parts(model("Qwen/Qwen3-8B"), 4096, **{side: "fp8"})
 
 
 @settings(deadline=None)
