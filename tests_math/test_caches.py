@@ -210,7 +210,7 @@ def test_cross_attention_without_an_encoder() -> None:
     ],
 )  # fmt: skip
 def test_entries_of_a_few_tokens(tokens: int, stage: str, held: tuple[int, int]) -> None:
-    """DeepSeek-V4: until 4 tokens make an entry they wait, and 4 stay for the next (two sequences, transformers 5.24)."""
+    """DeepSeek-V4, two sequences on transformers 5.24: 4 tokens wait to be an entry, and 4 stay for the next."""
     row = MEASURED["deepseek_v4"]
     ours = cache_bytes(build(raw("deepseek_v4", row, row["draws"][0])), tokens, 2, stage=stage)
     assert (ours.tensors, ours.storage) == held
