@@ -29,7 +29,7 @@ def one(model_type: str, draws: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         defaults, under = ref.text_defaults(model_type)
-    except Exception as error:
+    except ref.refusals() as error:
         return {"why": shown(error)}
     if under:
         found["under"] = under
@@ -41,14 +41,14 @@ def one(model_type: str, draws: int) -> dict[str, Any]:
         try:
             model = caches.build_real(model_type, config, under)
             runs = {str(prompt): caches.measure(model, prompt) for prompt in caches.PROMPTS}
-        except Exception as error:
+            static = caches.measure_static(model)
+        except ref.refusals() as error:
             found["why"] = shown(error)
             continue
         if not all(runs.values()):
             return {"why": "forward() returns no cache"}
         found["class"] = type(model).__name__
         row: dict[str, Any] = {"config": config, "runs": runs, "encoder": caches.source_tokens(model)}
-        static = caches.measure_static(model)
         if static is not None:
             row["static"] = static
         rows.append(row)

@@ -39,12 +39,12 @@ def one(model_type: str, draws: int, seed: str) -> dict[str, Any]:
         defaults, under = ref.text_defaults(model_type)
         if under:
             found["under"] = under
-    except Exception as error:
+    except ref.refusals() as error:
         return {"why": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
     try:
         built = ref.reference(model_type, {}, under, names=False)
         found.update({"class": built.class_name, "default": built.params})
-    except Exception as error:
+    except ref.refusals() as error:
         found["why"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     rng, rows = random.Random(model_type + seed), []
     for _ in range(3 * draws):
@@ -53,7 +53,7 @@ def one(model_type: str, draws: int, seed: str) -> dict[str, Any]:
         overrides = draw(model_type, defaults, rng)
         try:
             built = ref.reference(model_type, overrides, under)
-        except Exception:
+        except ref.refusals():
             continue
         row = {"config": overrides, "params": built.params}
         if model_type not in ref.NAMES_DIFFER and not under:

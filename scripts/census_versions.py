@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from membudget.model import build  # noqa: E402
-from tests_math.family_reference import TOWERS, UNBUILDABLE, raw  # noqa: E402
+from tests_math.family_reference import TOWERS, UNBUILDABLE, raw, refusals  # noqa: E402
 
 OUT = ROOT / "fixtures" / "census_versions.json"
 
@@ -37,7 +37,7 @@ def count(model_type: str, config: dict[str, Any], under: str | None) -> int | N
             made = AutoConfig.for_model(model_type, **({under: given} if under and given else {} if under else given))
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(made)
-    except Exception:
+    except refusals():
         return None
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -62,6 +62,19 @@ def text_defaults(model_type: str) -> tuple[dict[str, Any], str | None]:
     return text.to_dict(), next(key for key in ("text_config", "decoder", "llm_config") if hasattr(base, key))
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What a class raises that does not take a config, or cannot run it: all kinds that whole censuses met.
+
+    4.57.6 and 5.24.0; anything else is a fault of ours, or one that nobody has looked at, and is not passed over.
+    """
+    import huggingface_hub.errors
+
+    # older versions of the hub's library have no such configs
+    strict = getattr(huggingface_hub.errors, "StrictDataclassError", ValueError)
+    kinds = (AssertionError, AttributeError, ImportError, KeyError, RuntimeError, StopIteration, TypeError)
+    return (*kinds, ValueError, strict)
+
+
 def raw(model_type: str, overrides: dict[str, Any], under: str | None) -> dict[str, Any]:
     """A config.json with these values and no others."""
     return {"model_type": model_type, **({under: overrides} if under else overrides)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -94,8 +95,10 @@ def test_hub_form_and_saved_form_agree(name: str, tmp_path: Any) -> None:
         pytest.skip(READ_OTHERWISE[name])
     raw = _classes()[name]
     try:
-        config = AutoConfig.for_model(**{**raw, "quantization_config": None})
-    except Exception as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an old key that is still read is no refusal
+            config = AutoConfig.for_model(**{**raw, "quantization_config": None})
+    except ref.refusals() as error:
         pytest.skip(f"transformers refuses this file: {type(error).__name__}: {str(error)[:120]}")
     saved = json.loads(config.to_json_string(use_diff=True))
     hub, again = build(raw, name), build(saved, name)
