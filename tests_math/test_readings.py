@@ -244,8 +244,14 @@ def test_a_driver_in_trouble_is_unknown(answer: Any, why: str, monkeypatch: pyte
         assert why in item.reason
 
 
+class NVMLError(Exception):
+    """What pynvml's errors are made from."""
+
+
 class Nvml:
     """pynvml on a Spark: no memory figure, a list of processes, a temperature."""
+
+    NVMLError = NVMLError
 
     def __init__(self, processes: list[tuple[int, int | None]], temperature: Any = 61) -> None:
         self.processes = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes]
@@ -262,7 +268,7 @@ class Nvml:
         return "NVIDIA GB10"
 
     def nvmlDeviceGetMemoryInfo(self, device: int) -> Any:
-        raise RuntimeError("Not Supported")
+        raise NVMLError("Not Supported")
 
     def nvmlDeviceGetComputeRunningProcesses(self, device: int) -> Any:
         return self.processes
@@ -291,7 +297,7 @@ def test_nvml_on_a_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvml_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container hides this process, and the sensor is not supported: both unknown, with the reason."""
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml([], RuntimeError("Not Supported")))
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml([], NVMLError("Not Supported")))
     process, temperature = Sources().device_process(), Sources().temperature()
     assert isinstance(process, Unknown)
     assert "a container hides" in process.reason

@@ -167,24 +167,19 @@ class Source(System):
         return found
 
     def _nvml(self) -> list[Held] | None:
-        """NVML's answer; None where it cannot be asked."""
-        try:
-            import pynvml
+        """NVML's answer for every device; None where it cannot be asked."""
+        from membudget.probe import nvml
 
-            pynvml.nvmlInit()
-        except Exception:  # not installed, or no driver: its exceptions are made at run time
-            return None
         found = []
         try:
-            for place in range(pynvml.nvmlDeviceGetCount()):
-                device = pynvml.nvmlDeviceGetHandleByIndex(place)
-                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
-                    name = (self.read(f"/proc/{process.pid}/comm") or "another container's or user's").strip()
-                    found.append(Held(process.pid, name, number(process.usedGpuMemory)))
-        except Exception:
+            with nvml.opened() as library:
+                for place in range(library.nvmlDeviceGetCount()):
+                    device = library.nvmlDeviceGetHandleByIndex(place)
+                    for process in library.nvmlDeviceGetComputeRunningProcesses(device):
+                        name = (self.read(f"/proc/{process.pid}/comm") or "another container's or user's").strip()
+                        found.append(Held(process.pid, name, number(process.usedGpuMemory)))
+        except nvml.NoAnswer:
             return None
-        finally:
-            pynvml.nvmlShutdown()
         return found
 
     def version_in(self, python: str, packages: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from membudget.probe import system
+from membudget.probe import nvml, system
 
 #: What drivers write for a figure they do not have; any case, with or without brackets.
 _NOT_A_NUMBER = ("n/a", "not supported", "not_supported", "unknown error", "insufficient permissions", "unknown")
@@ -210,14 +210,14 @@ class Sources:
 
     def card_memory(self) -> tuple[Reading, Reading]:
         """(free, total) by NVML, which makes no context of its own to ask."""
-        return self._nvml(lambda nvml, device: _free_total(nvml.nvmlDeviceGetMemoryInfo(device)))
+        return self._nvml(lambda library, device: _free_total(library.nvmlDeviceGetMemoryInfo(device)))
 
     def device_processes(self) -> dict[int, Reading] | Unknown:
         """Bytes on the device of each process, by pid (NVML usedGpuMemory: exact on GB10)."""
         found: dict[int, Reading] = {}
 
-        def used(nvml: Any, device: Any) -> tuple[Reading, Reading]:
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
+        def used(library: Any, device: Any) -> tuple[Reading, Reading]:
+            for process in library.nvmlDeviceGetComputeRunningProcesses(device):
                 found[int(process.pid)] = number(process.usedGpuMemory)
             return 0, 0
 
@@ -234,7 +234,7 @@ class Sources:
 
     def temperature(self) -> Reading:
         """The GPU's temperature in degrees Celsius."""
-        return self._nvml(lambda nvml, device: (number(nvml.nvmlDeviceGetTemperature(device, 0)), 0))[0]
+        return self._nvml(lambda library, device: (number(library.nvmlDeviceGetTemperature(device, 0)), 0))[0]
 
     def unified(self) -> bool | None:
         """Whether CPU and GPU share the memory: the driver's integrated flag; without a GPU they do."""
@@ -246,7 +246,7 @@ class Sources:
                 return self.integrated()
         if _mps() is not None:
             return True
-        name, _ = self._nvml(lambda nvml, device: (_named(nvml.nvmlDeviceGetName(device)), 0))
+        name, _ = self._nvml(lambda library, device: (_named(library.nvmlDeviceGetName(device)), 0))
         if not isinstance(name, Unknown):
             return self.integrated()
         return True if "pynvml" in name.reason and not os.path.exists("/dev/nvidiactl") else None
@@ -277,22 +277,11 @@ class Sources:
 
     def _nvml(self, ask: Callable[[Any, Any], tuple[Reading, Reading]]) -> tuple[Reading, Reading]:
         try:
-            import pynvml
-        except ImportError:
-            why = Unknown("pynvml is not installed")
+            with nvml.opened() as library:
+                return ask(library, library.nvmlDeviceGetHandleByIndex(0))
+        except nvml.NoAnswer as error:
+            why = Unknown(str(error))
             return why, why
-        try:
-            pynvml.nvmlInit()
-        except Exception as error:  # its exceptions are made at run time
-            why = Unknown(f"pynvml finds no driver: {error}")
-            return why, why
-        try:
-            return ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
-        except Exception as error:
-            why = Unknown(f"the driver says {error}")
-            return why, why
-        finally:
-            pynvml.nvmlShutdown()
 
 
 #: What torch calls its counters.
