@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budget import Budget, Engine, parallel_sizes
+from membudget.budget import Budget, Engine, parallel_sizes, unfiled_id
 from membudget.commands.common import InputError, choose_cache, choose_format
 from membudget.commands.plan import ENGINES
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
@@ -49,7 +49,7 @@ def plan(
     form = choose_format(format, built, found)
     return predict(
         Budget(
-            id=f"{built.name}-{form.name}.{box.name if many == 1 else f'{many}x-{box.name}'}",
+            id=unfiled_id(built.name, form.name, box.name, many),
             model=built,
             format=form,
             kv_cache_dtype=choose_cache(kv_cache_dtype, form, built, found),

@@ -87,6 +87,11 @@ class Budget(NamedTuple):
         return self.machine.os_reserve if self.os_reserve is None else self.os_reserve
 
 
+def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
+    """What a plan without a file is called: ``Qwen3-8B-bf16.dgx-spark``, ``Qwen3-8B-bf16.2x-dgx-spark``."""
+    return f"{model}-{format}.{machine if machines == 1 else f'{machines}x-{machine}'}"
+
+
 def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     """(tensor, pipeline) parallel sizes on so many machines: those of the engine, else all of them tensor parallel.
 
@@ -107,4 +112,4 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     return tp, pp
 
 
-__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine", "parallel_sizes"]
+__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine", "parallel_sizes", "unfiled_id"]

@@ -29,6 +29,13 @@ def test_fleet_gqa(ask: Ask) -> None:
     assert fleet["lower_bound"] is True
 
 
+def test_fleet_says_which_node_it_took(run: Run) -> None:
+    """Without --node the verdict is on a default, and says so; a node that was named is not remarked on."""
+    base = ("fleet", "meta-llama/Llama-3.1-8B", "--ctx", "8k", "--users", "4")
+    assert "no --node was named: the verdict is on 8xh100-80gb" in run(*base)[1].replace("\n", " ").replace("  ", " ")
+    assert "no --node" not in run(*base, "--node", "2xh100-80gb")[1]
+
+
 def test_fleet_fp8_fits_one_node(ask: Ask) -> None:
     """fp8 weights and cache: 626.34 GB, 8 or 5 devices, one 8xH100 node holds it; 104 users are refused."""
     base = ["fleet", "--params", "70", "--layers", "80", "--kv-heads", "8", "--seq-len", "32768"]

@@ -132,6 +132,19 @@ def test_plan_sees_fp8_and_eager(ask: Ask) -> None:
     assert eager["activations"] > 32 * 16_384**2 * 10
 
 
+def test_plan_warns_of_a_share_that_eats_into_the_systems(ask: Ask) -> None:
+    """vLLM's own default of 0.92 leaves 9.74 of a Spark's 10 GiB; 0.91 leaves them; a card has no such note."""
+    base = ("plan", "Qwen/Qwen3-8B", "--ctx", "8k", "--gpu-memory-utilization")
+    _, plan = ask(*base, "0.92", "--machine", "dgx-spark")
+    # 130,663,165,952 B x 0.08 = 9.735 GiB; (130,663,165,952 - 10 x 2^30) / 130,663,165,952 = 0.9178
+    (note,) = [note for note in plan["notes"] if "may claim all but" in note]
+    assert "gpu_memory_utilization 0.92 may claim all but 9.74 GiB" in note
+    assert "0.91 or less leaves that" in note
+    for share, machine in (("0.91", "dgx-spark"), ("0.99", "h100")):
+        _, plan = ask(*base, share, "--machine", machine)
+        assert not [note for note in plan["notes"] if "may claim all but" in note]
+
+
 def test_plan_utilization_limits(ask: Ask) -> None:
     """gpu_memory_utilization makes its own limit, and it is in the document."""
     _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "h100", "--gpu-memory-utilization", "0.5")

@@ -71,7 +71,7 @@ def run(args: Arguments) -> Result:
         fleet = _from_params(args, format_name, dtype, ctx, users, devices, node, sizes)
         name = f"{args.params}B parameters"
     document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **fleet.as_json()}
-    return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype))
+    return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype, args.node))
 
 
 def _from_params(
@@ -115,7 +115,7 @@ def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
         raise InputError(f"--node: {error}") from None
 
 
-def _text(fleet: Fleet, name: str, form: str, dtype: str) -> str:
+def _text(fleet: Fleet, name: str, form: str, dtype: str, node: str | None) -> str:
     from membudget.report.terminal import Terminal, plain
 
     terminal = Terminal.of()
@@ -123,4 +123,7 @@ def _text(fleet: Fleet, name: str, form: str, dtype: str) -> str:
     lines = [terminal.dot.join([title, f"{form} weights", f"{dtype} KV cache"])]
     for line in fleet.lines():
         lines += terminal.wrap(line) if "  " not in line else [line]
+        if line == fleet.verdict and node is None:
+            default = f"{DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}"
+            lines += terminal.wrap(f"no --node was named: the verdict is on {default}; name yours with --node NxNAME")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import re
 import shlex
 
 from membudget import machines
-from membudget.budget import Budget
+from membudget.budget import Budget, unfiled_id
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
@@ -59,8 +59,8 @@ def run(args: Arguments) -> Result:
     dtype = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
     ledger = predict(Budget("init", model, form, dtype, ctx, users, machine, machines=many, tensor_parallel=many))
-    box = machine.name if many == 1 else f"{many}x-{machine.name}"
-    path = os.path.join(args.to, f"{_plain(model.name)}-{form.name}.{_plain(box)}.yaml")
+    name = unfiled_id(_plain(model.name), form.name, _plain(machine.name), many)
+    path = os.path.join(args.to, f"{name}.yaml")
     text = _yaml(ledger, _reference(args.model, found, args.to))
     _write(path, text)
     schema = os.path.join(args.to, SCHEMA)
