@@ -102,8 +102,8 @@ def test_an_mlp_as_wide_as_the_model() -> None:
     assert activations.widths(build(config, "square")) == activations.Widths(64, 3 * 64, 4, 16, 10)
 
 
-def test_a_low_rank_side_path_is_no_width() -> None:
-    """Zamba2's adapters of 8 lie between no hidden size: the MLP is what its own matrices say."""
+def test_a_low_rank_side_path_counts_by_its_half_beside_the_model() -> None:
+    """Zamba2's adapters: (8, 64) touches the hidden size and counts its 8, (192, 8) touches none and does not."""
     config = {"model_type": "zamba2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
               "num_attention_heads": 4, "vocab_size": 50, "adapter_rank": 8, "use_shared_mlp_adapter": True,
               "hybrid_layer_ids": [2, 5], "num_mem_blocks": 1, "mamba_ngroups": 1, "n_mamba_heads": 8,
