@@ -60,17 +60,26 @@ def gpus() -> tuple[str, ...]:
     return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE))
 
 
-def runs(command: str) -> bool:
-    """Whether a command can be started here: a file, an environment's folder, or words of which the first is found."""
+def no_command(command: str | None) -> str | None:
+    """Why a command for vLLM cannot be started; None for a file, a folder, words that begin with a command, or none."""
     import os
     import shlex
     from shutil import which
 
+    from membudget.locate import without_tokens
+
+    if not command:
+        return None
     try:
         words = [command] if os.path.exists(command) else shlex.split(command)
     except ValueError:  # a quote that is not closed
-        return False
-    return bool(words) and (os.path.isdir(words[0]) or which(words[0]) is not None)
+        words = []
+    if words and (os.path.isdir(words[0]) or which(words[0])):
+        return None
+    return (
+        f"{without_tokens(command)!r}: there is no such command here; give a python that has vLLM, its environment's "
+        "folder, a vllm command, or a container command in quotes"
+    )
 
 
 def _asked() -> Here:

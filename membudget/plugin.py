@@ -156,12 +156,8 @@ class Budgets:
                 raise pytest.UsageError(f"--budgets {error}") from None
         from membudget import available
 
-        command = self.option("vllm")
-        if command and not available.runs(command):
-            raise pytest.UsageError(
-                f"--vllm {command!r}: there is no such command here; give a python that has vLLM, its environment's "
-                "folder, a vllm command, or a container command in quotes"
-            )
+        if why := available.no_command(self.option("vllm")):
+            raise pytest.UsageError(f"--vllm {why}")
 
     def figures(self, budget: Budget) -> str:
         """A budget's total, headroom and verdict as JSON; empty where nothing can be predicted."""
