@@ -30,7 +30,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("init", "init", "write a first budget for a model and this machine"),
     ("fleet", "fleet", "how many devices for so many users, as a lower bound"),
     ("machines", "machines", "machines that are known, and this one"),
-    ("formats", "formats", "weight formats and KV cache dtypes"),
+    ("formats", "formats", "weight formats and KV cache dtypes; which fit a model"),
     ("models", "models", "models whose config.json ships with membudget"),
     ("schema", "schema", "the JSON Schema of a budget file, for editors"),
     ("completion", "completion", "completion for bash, zsh and fish"),

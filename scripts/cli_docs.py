@@ -112,8 +112,11 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "machines": {"machines": "every field of each machine; sizes in bytes, bandwidth in bytes a second"},
     "formats": {
-        "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`",
-        "kv_cache_dtypes": "names",
+        "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`; of a model `format`, `weights`, and "
+        "with a machine `total`, `headroom`, `fits`, `max_users`, `max_ctx` as in `plan`",
+        "kv_cache_dtypes": "names; without a model",
+        "model, params, declared, machine, ctx, users, notes": "with a model: what was asked, and the config's own format",
+        "refused": "with a model: formats that do not apply to it, each with why",
     },
     "models": {"models": "hub ids", "refused": "shipped configs that membudget refuses to predict, each with why"},
     "schema": {"(all)": "the JSON Schema itself"},

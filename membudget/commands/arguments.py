@@ -73,7 +73,7 @@ def quick(options: Callable[[Declares], None], words: list[str]) -> Arguments | 
     declare(known, options)
     if known.odd:
         return None
-    values, loose = known.values, []
+    values, loose, given = known.values, [], set()
     rest = iter(words)
     for word in rest:
         if not word.startswith("-"):
@@ -84,6 +84,9 @@ def quick(options: Callable[[Declares], None], words: list[str]) -> Arguments | 
         if found is None:
             return None
         dest, action, choices = found
+        if action == "store" and dest in given:
+            return None
+        given.add(dest)
         if action == "store_true":
             if equals or dest == "help":
                 return None
@@ -180,7 +183,30 @@ def parse(name: str, description: str, options: Callable[[Declares], None], word
     args, rest = parser.parse_known_intermixed_args(words)
     if rest:
         raise UsageError(_unknown(parser, rest))
+    _once(parser, words)
     return args
+
+
+def _once(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """`UsageError` for an option that is given twice and holds one value: argparse would forget the first."""
+    from membudget.locate import shown
+
+    given: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return
+        option, equals, value = word.partition("=")
+        action = parser._option_string_actions.get(option)
+        if action is None or action.nargs == 0:
+            continue
+        value = value if equals else next(rest, "")
+        if type(action).__name__ == "_StoreAction" and action.dest in given:
+            raise UsageError(
+                f"{option} is given twice, {shown(given[action.dest])} and {shown(value)}; it takes one value "
+                f"(see `{parser.prog} --help`)"
+            )
+        given[action.dest] = value
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

@@ -1,30 +1,182 @@
-"""Weight formats and KV cache dtypes that membudget knows."""
+"""Weight formats and KV cache dtypes that membudget knows; with a model, what it takes in each, and which fit.
+
+A row is what `membudget plan MODEL --format NAME` says, the least compressed first.
+Exit code 0: at least one format fits, or no machine is named; 1: none does.
+"""
 
 from __future__ import annotations
 
 from membudget import formats
 from membudget.commands import Result
+from membudget.commands.common import InputError, choose_cache, context, count, find_model, model_argument
 from membudget.formats import kv
+from membudget.records import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from membudget.commands.arguments import Arguments, Declares
+    from membudget.ledger import Ledger
+    from membudget.model import Model
 
 _KEYS = ("name", "bits_per_layer_weight", "dense", "source", "suffixes")
 
 
 def options(parser: Declares) -> None:
-    """`membudget formats` takes nothing of its own."""
+    """The arguments of `membudget formats`."""
+    from membudget.commands.plan import ENGINES
+
+    add = parser.add_argument
+    model_argument(parser, optional=True)
+    add("--machine", metavar="NAME", help="which formats fit it; or several, '2x dgx-spark'; default: weights alone")
+    add("--machines", metavar="FILE", help="a YAML file with machines of your own")
+    add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
+    add("--users", metavar="N", help="sequences at once, each at full context; default: 1")
+    add("--kv-cache-dtype", metavar="DTYPE", help="as vLLM spells it: auto, fp8, ...; default: auto")
+    add("--engine", choices=ENGINES, help="default: vllm")
+
+
+class Row(NamedTuple):
+    """One format of a model.  weights: bytes.  ledger: its plan where a machine is named."""
+
+    name: str
+    weights: int
+    ledger: Ledger | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes as integers, stable keys."""
+        found: dict[str, Any] = {"format": self.name, "weights": self.weights}
+        if self.ledger is not None:
+            found |= {
+                name: getattr(self.ledger, name) for name in ("total", "headroom", "fits", "max_users", "max_ctx")
+            }
+        return found
 
 
 def run(args: Arguments) -> Result:
-    """List."""
+    """List; or weigh a model in each."""
+    if args.model is not None:
+        return _of_model(args)
+    given = [
+        name for name in ("machine", "machines", "ctx", "users", "kv_cache_dtype", "engine") if getattr(args, name)
+    ]
+    if given:
+        raise InputError(f"--{given[0].replace('_', '-')} asks what fits, and no MODEL is named to fit")
     rows = [tuple(row) for row in formats.describe()]
     dtypes = ["auto", *(name for name in kv.names() if name != "auto")]
     document = {"formats": [dict(zip(_KEYS, row, strict=False)) for row in rows], "kv_cache_dtypes": dtypes}
     return Result(0, document, lambda: _text(rows, dtypes))
+
+
+def _of_model(args: Arguments) -> Result:
+    from membudget.commands.plan import plain_context
+    from membudget.ledger import MAX_CTX, MAX_USERS
+
+    if args.machine is None:
+        given = [name for name in ("machines", "ctx", "users", "kv_cache_dtype", "engine") if getattr(args, name)]
+        if given:
+            raise InputError(f"--{given[0].replace('_', '-')} asks what fits: name a machine with --machine")
+    users = count("--users", args.users or "1", MAX_USERS)
+    ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
+    model, found = find_model(args)
+    notes: list[str] = []
+    ctx = plain_context(ctx, model, notes)
+    own = formats.of_config(model.config).name
+    rows, refused = [], {}
+    for name in dict.fromkeys([own, *formats.names()]):
+        form = formats.of_config(model.config) if name == own else formats.get(name)
+        try:
+            weights = form.weigh(model).total
+            ledger = None
+            if args.machine is not None:
+                cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found)
+                ledger = _plan(args, model, form, cache, ctx, users)
+            rows.append(Row(name, weights, ledger))
+        except formats.FormatError as error:
+            refused[name] = str(error)
+    rows.sort(key=lambda row: -row.weights)
+    fits = [row for row in rows if row.ledger is None or row.ledger.fits]
+    document = {
+        "model": model.name,
+        "params": model.count.params,
+        "declared": own,
+        "machine": args.machine,
+        "ctx": ctx if args.machine else None,
+        "users": users if args.machine else None,
+        "formats": [row.as_json() for row in rows],
+        "refused": refused,
+        "notes": notes if args.machine else [],
+    }
+    return Result(0 if fits else 1, document, lambda: _table(document, rows, notes))
+
+
+def _plan(args: Arguments, model: Model, form: formats.Format, cache: str, ctx: int, users: int) -> Ledger:
+    from membudget.budget import Budget, Engine, parallel_sizes, unfiled_id
+    from membudget.commands.plan import find_many
+    from membudget.ledger import predict
+
+    [(many, machine)] = find_many([args.machine], args.machines)
+    engine = Engine(args.engine or "vllm")
+    try:
+        tensor_parallel, pipeline_parallel = parallel_sizes(many, engine)
+    except ValueError as error:
+        raise InputError(f"--machine: {error}") from None
+    return predict(
+        Budget(
+            id=unfiled_id(model.name, form.name, machine.name, many),
+            model=model,
+            format=form,
+            kv_cache_dtype=cache,
+            ctx=ctx,
+            users=users,
+            machine=machine,
+            engine=engine,
+            machines=many,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+        )
+    )
+
+
+def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
+    from membudget.changes import users_text
+    from membudget.report.terminal import Terminal, table
+    from membudget.units import gib, short
+
+    terminal = Terminal.of()
+    lines = [f"{document['model']} · {document['params']:,} parameters · declared: {document['declared']}"]
+    if rows and rows[0].ledger is not None:
+        budget = rows[0].ledger.budget
+        lines[0] += f" · {users_text(budget.users)} x {budget.ctx:,} tokens · {budget.machine_name}"
+    cells: list[Sequence[str]] = []
+    for name, weights, ledger in rows:
+        row = [name, gib(weights)]
+        if ledger is not None:
+            room = f"{short(abs(ledger.headroom))} {'free' if ledger.fits else 'over'}"
+            row += [gib(ledger.total), "fits" if ledger.fits else "no", room]
+            row += [f"{ledger.max_users:,}", f"{ledger.max_ctx:,}"]
+        cells.append(row)
+    heads = ["format", "weights", "total", "", "", "users that fit", "tokens each"]
+    lines += ["", *table([heads[: len(cells[0])], *cells], "<>><>>>"[: len(cells[0])])] if cells else []
+    said = [f"does not apply: {name}: {why}" for name, why in document["refused"].items()]
+    if rows and rows[0].ledger is not None:
+        said += notes
+        fits = [row for row in rows if row.ledger is not None and row.ledger.fits]
+        if fits:
+            least = fits[0].ledger
+            assert least is not None
+            told = f"{len(fits):,} of {len(rows):,} formats fit; the least compressed of them is {fits[0].name}: "
+            said.append(f"{told}{users_text(least.max_users)} would fit")
+        else:
+            low = rows[-1].ledger
+            assert low is not None
+            told = f"none of {len(rows):,} formats fits; in {rows[-1].name}, the smallest, {low.broken_by} breaks it: "
+            said.append(f"{told}{short(-low.headroom)} over")
+    for text in said:
+        lines += ["", *terminal.wrap(text)]
+    return "\n".join(lines)
 
 
 def _text(rows: Sequence[Sequence[str]], dtypes: Sequence[str]) -> str:

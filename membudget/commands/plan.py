@@ -81,7 +81,7 @@ def run(args: Arguments) -> Result:
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
     cache = choose_cache(args.kv_cache_dtype, form, model, found)
-    ctx = _context(ctx, model, notes)
+    ctx = plain_context(ctx, model, notes)
     budgets = [
         Budget(
             id=unfiled_id(model.name, form.name, machine.name, many),
@@ -151,7 +151,8 @@ def _engine(args: Arguments) -> Engine:
     )
 
 
-def _context(ctx: int | None, model: Model, notes: list[str]) -> int:
+def plain_context(ctx: int | None, model: Model, notes: list[str]) -> int:
+    """The context that is meant: as given, else 8,192 tokens, or the model's own if less; says which in `notes`."""
     most = model_context(model)
     if ctx is None:
         ctx = min(DEFAULT_CTX, most or DEFAULT_CTX)

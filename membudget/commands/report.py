@@ -2,7 +2,8 @@
 
 RUN is a record file (runs/<machine>.jsonl), a folder of them, a run as `membudget diff` takes it (last, an id,
 a date), a vLLM log; or budget files, which are then shown as predictions alone.
-Exit code 0: the page is written and everything in it passed; 1: something in it failed; 2: RUN is not readable.
+Exit code 0: the page is written and everything in it passed; 1: something in it failed; 2: RUN is not readable;
+3: no run is recorded yet.
 """
 
 from __future__ import annotations

@@ -17,6 +17,12 @@ class SelectError(ValueError):
     """No run, or none of that kind: says which there are."""
 
 
+class NoRuns(SelectError):
+    """Nothing is recorded yet: says how a run is."""
+
+    exit_code = 3  # of the command line: not available here
+
+
 def select(ref: str, runs: Sequence[Record], against: Record | None = None) -> Record:
     """The run that `ref` means; the latest where there are several.
 
@@ -28,7 +34,7 @@ def select(ref: str, runs: Sequence[Record], against: Record | None = None) -> R
         return of_file(ref) if os.path.isfile(ref) else of_file(path, version)
     others = [run for run in runs if against is None or run.id != against.id]
     if not others:
-        raise SelectError(f"{ref}: no {'other ' if against else ''}run is recorded; `pytest --record` makes one")
+        raise NoRuns(f"{ref}: no {'other ' if against else ''}run is recorded; `pytest --record` makes one")
     if ref == "last":
         return others[-1]
     if ref == "first":

@@ -12,6 +12,7 @@ from membudget.engines.vllm import verdict as of
 from membudget.engines.vllm.compare import Compared, Option, compare, options
 from membudget.engines.vllm.log import parse_file
 from membudget.engines.vllm.record import EngineLog
+from membudget.engines.vllm.remedies import remedies
 from membudget.engines.vllm.verdict import Check
 from membudget.model import Model
 from membudget.units import MIB, gib
@@ -154,6 +155,9 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
     differ = [*of.differences(log), *(check for check in compared.checks if check.holds is False)]
     if differ:
         out += ["does not agree"] + [f"  line {check.line}: {check.text}" for check in differ] + [""]
+    if cures := remedies(log, compared):
+        width = max(len(cure.text) for cure in cures)
+        out += ["what would start"] + [f"  {cure.text:<{width}}  {cure.why}" for cure in cures] + [""]
     help_ = options(log, compared)
     if help_:
         out += ["more concurrency"] + [f"  {option.times:5.2f}x  {option.text}" for option in help_[:4]] + [""]
@@ -295,6 +299,7 @@ def as_json(log: EngineLog, compared: Compared | None = None, total: int | None 
         "differences": [check._asdict() for check in checks if check.holds is False],
         "arithmetic": None if compared.pool is None else compared.pool.as_json(),
         "options": [option._asdict() for option in options(log, compared)],
+        "remedies": [cure._asdict() for cure in remedies(log, compared)],
         "note": compared.note,
     }
 

@@ -1,0 +1,120 @@
+"""`membudget formats MODEL`: a model in every format, and which of them fit a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.suite
+
+Run = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., tuple[int, Any]]
+LLAMA = "meta-llama/Llama-3.1-8B"
+CARD = ("--machine", "rtx-4090", "--ctx", "8k", "--users", "8")
+
+
+def by_name(document: Any) -> dict[str, Any]:
+    """Rows by their format."""
+    return {row["format"]: row for row in document["formats"]}
+
+
+def test_rows_are_what_plan_says(ask: Ask) -> None:
+    """Every figure of a row is that of `plan --format`, whatever the layout."""
+    code, document = ask("formats", LLAMA, *CARD)
+    assert code == 0
+    rows = by_name(document)
+    for name in ("bf16", "fp8", "awq", "q4_k_m", "exl3", "int8-bnb"):
+        _, plan = ask("plan", LLAMA, *CARD, "--format", name)
+        assert {key: plan[key] for key in rows[name] if key != "format"} == {
+            key: size for key, size in rows[name].items() if key != "format"
+        }
+
+
+def test_published_sizes_and_known_answers(ask: Ask) -> None:
+    """16,060,522,496 bytes in bf16 (the hub's total_size), 8 users miss a 4090; in fp8 they fit."""
+    rows = by_name(ask("formats", LLAMA, *CARD)[1])
+    assert rows["bf16"]["weights"] == 16_060_522_496
+    assert (rows["bf16"]["fits"], rows["bf16"]["max_users"]) == (False, 6)
+    assert rows["fp8"]["fits"] is True
+
+
+def test_the_least_compressed_comes_first(ask: Ask, run: Run) -> None:
+    """Sorted by bytes; the sentence names the first that fits, and how many do."""
+    _, document = ask("formats", LLAMA, *CARD)
+    sizes = [row["weights"] for row in document["formats"]]
+    assert sizes == sorted(sizes, reverse=True)
+    fits = [row["format"] for row in document["formats"] if row["fits"]]
+    _, out, _ = run("formats", LLAMA, *CARD)
+    assert f"{len(fits)} of {len(sizes)} formats fit; the least compressed of them is {fits[0]}: " in " ".join(
+        out.split()
+    )
+
+
+def test_no_format_fits(ask: Ask, run: Run) -> None:
+    """Exit code 1, and which bucket of the smallest breaks it."""
+    code, document = ask("formats", "deepseek-ai/DeepSeek-V3", "--machine", "rtx-4090")
+    assert code == 1
+    assert not any(row["fits"] for row in document["formats"])
+    _, out, _ = run("formats", "deepseek-ai/DeepSeek-V3", "--machine", "rtx-4090")
+    assert "formats fits; in " in out
+    assert "weights breaks it" in " ".join(out.split())
+
+
+def test_weights_alone_without_a_machine(ask: Ask, run: Run) -> None:
+    """A model without a machine: bytes of each format, nothing about fitting."""
+    code, document = ask("formats", LLAMA)
+    assert code == 0
+    assert document["machine"] is None
+    assert all(set(row) == {"format", "weights"} for row in document["formats"])
+    _, out, _ = run("formats", LLAMA)
+    assert "fit" not in out
+
+
+def test_a_declared_format_is_a_row_and_others_say_why_not(ask: Ask) -> None:
+    """gpt-oss declares mxfp4; what does not apply to its shapes is refused by name, not left out."""
+    _, document = ask("formats", "openai/gpt-oss-20b")
+    assert document["declared"] == "mxfp4"
+    rows = by_name(document)
+    assert rows["mxfp4"]["weights"] == 13_761_264_768  # the hub's total_size
+    from membudget import formats
+
+    assert set(rows) | set(document["refused"]) >= set(formats.names())
+    assert all(document["refused"].values())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--machine", "rtx-4090"], "--machine asks what fits, and no MODEL is named to fit"),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype asks what fits, and no MODEL is named to fit"),
+        ([LLAMA, "--users", "8"], "--users asks what fits: name a machine with --machine"),
+        ([LLAMA, "--machine", "toaster"], "toaster"),
+        ([LLAMA, "--machine", "rtx-4090", "--users", "0"], "--users: 0 is refused"),
+        ([LLAMA, "--machine", "2x rtx-4090", "--engine", "llama_cpp"], "--machine: 2 machines need"),
+    ],
+)
+def test_what_is_refused(run: Run, words: list[str], told: str) -> None:
+    """An option without what it is of, and values as everywhere."""
+    code, _, error = run("formats", *words)
+    assert code == 2
+    assert told in error
+
+
+def test_several_machines(ask: Ask) -> None:
+    """`2x dgx-spark` is planned as `plan` does; a format whose split is not known is refused by name."""
+    _, document = ask("formats", "meta-llama/Llama-3.1-70B", "--machine", "2x dgx-spark")
+    rows = by_name(document)
+    _, plan = ask("plan", "meta-llama/Llama-3.1-70B", "--machine", "2x dgx-spark", "--format", "bf16")
+    assert rows["bf16"]["headroom"] == plan["headroom"]
+
+
+@pytest.mark.parametrize("command", [["plan", LLAMA, "--format", "fp8"], ["plan", LLAMA, "--format=fp8"]])
+@pytest.mark.parametrize("more", [["--format", "awq"], ["--format=awq"]])
+def test_a_value_given_twice_is_refused(run: Run, command: list[str], more: list[str]) -> None:
+    """The first would be forgotten without a word; what may be repeated still may."""
+    code, _, error = run(*command, *more)
+    assert code == 2
+    assert "--format is given twice, 'fp8' and 'awq'; it takes one value" in error
+    assert run("plan", LLAMA, "--machine", "h100-80gb", "--machine", "dgx-spark")[0] == 0
