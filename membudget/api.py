@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from membudget.budget import Budget, Engine, parallel_sizes, unfiled_id
+from membudget.budget import ENGINES, Budget, engine_of, parallel_sizes, unfiled_id
 from membudget.commands.common import InputError, choose_cache, choose_format
-from membudget.commands.plan import ENGINES
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 from membudget.machines import counted, get
 
@@ -40,7 +39,7 @@ def plan(
         raise InputError(f"engine is {shown(engine)}; allowed are {', '.join(ENGINES)}")
     many, name = counted(machine)
     box = get(name)
-    settings = Engine(engine)
+    settings = engine_of(engine)
     tensor_parallel, pipeline_parallel = parallel_sizes(many, settings)
     found = locate(model, offline=offline)
     if found.config is None:
@@ -52,7 +51,7 @@ def plan(
             id=unfiled_id(built.name, form.name, box.name, many),
             model=built,
             format=form,
-            kv_cache_dtype=choose_cache(kv_cache_dtype, form, built, found),
+            kv_cache_dtype=choose_cache(kv_cache_dtype, form, built, found, engine),
             ctx=ctx,
             users=users,
             machine=box,

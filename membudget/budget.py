@@ -18,6 +18,33 @@ if TYPE_CHECKING:
 
 #: Tokens that one prefill step takes at most, unless the budget says otherwise.
 DEFAULT_BATCHED_TOKENS = 8192
+
+
+class EngineKind(NamedTuple):
+    """What an engine is by itself.
+
+    batched_tokens: of one prefill step unless told otherwise.  kv: its name in `membudget.formats.kv`, None where
+    a cache takes any dtype.  small_cache: the 8-bit KV cache it has, "" for none.
+    smaller: weight formats to suggest, from the least compressed on; GGUF files are llama.cpp's.
+    smallest: those below 4 bits, where nothing else helps.
+    """
+
+    batched_tokens: int
+    kv: str | None
+    small_cache: str
+    smaller: tuple[str, ...]
+    smallest: tuple[str, ...]
+
+
+_SMALLEST_GGUF = ("q3_k_m", "q2_k", "iq2_xxs", "iq1_s")
+#: Those among the suggested formats that llama.cpp reads and the other engines do not.
+GGUF = ("q8_0", "q4_k_m", *_SMALLEST_GGUF)
+ENGINES = {
+    "vllm": EngineKind(DEFAULT_BATCHED_TOKENS, "vllm", "fp8", ("fp8", "awq", "q4_k_m"), _SMALLEST_GGUF),
+    # a plain forward takes every prompt at once, whatever the step
+    "transformers": EngineKind(DEFAULT_BATCHED_TOKENS, None, "", ("fp8", "awq"), ()),
+    "llama_cpp": EngineKind(512, "llama.cpp", "q8_0", ("q8_0", "q4_k_m"), _SMALLEST_GGUF),
+}
 #: Overhead beside the operating system until it is measured: 1.5 GiB in all.
 DEFAULT_OVERHEAD = {"cuda_context": 512 * MIB, "allocator": 512 * MIB, "cuda_graphs": 512 * MIB}
 
@@ -87,6 +114,12 @@ class Budget(NamedTuple):
         return self.machine.os_reserve if self.os_reserve is None else self.os_reserve
 
 
+def engine_of(name: str, batched_tokens: int | None = None, **more: Any) -> Engine:
+    """An engine with its own prefill step where none is given.  `KeyError` for one that is not in `ENGINES`."""
+    kind = ENGINES[name]
+    return Engine(name, kind.batched_tokens if batched_tokens is None else batched_tokens, **more)
+
+
 def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
     """What a plan without a file is called: ``Qwen3-8B-bf16.dgx-spark``, ``Qwen3-8B-bf16.2x-dgx-spark``."""
     return f"{model}-{format}.{machine if machines == 1 else f'{machines}x-{machine}'}"
@@ -112,4 +145,15 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     return tp, pp
 
 
-__all__ = ["DEFAULT_BATCHED_TOKENS", "DEFAULT_OVERHEAD", "GIB", "Budget", "Engine", "parallel_sizes", "unfiled_id"]
+__all__ = [
+    "DEFAULT_BATCHED_TOKENS",
+    "DEFAULT_OVERHEAD",
+    "ENGINES",
+    "GGUF",
+    "GIB",
+    "Budget",
+    "Engine",
+    "engine_of",
+    "parallel_sizes",
+    "unfiled_id",
+]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
-from membudget.budget import DEFAULT_OVERHEAD, Budget, Engine, parallel_sizes
+from membudget.budget import DEFAULT_OVERHEAD, ENGINES, Budget, Engine, engine_of, parallel_sizes
 from membudget.budget_ids import plain, stem_of, stems_of, unique
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.fields import Reader
@@ -31,10 +31,6 @@ SUFFIXES = (".yaml", ".yml")
 MAX_BUDGETS = 4_096
 #: The fields that may be lists, in the order in which they join an id.
 VARYING = ("model", "format", "kv_cache_dtype", "ctx", "users", "machine")
-#: The engines' names in `membudget.formats.kv`; transformers caches take what torch has.
-_KV_ENGINES = {"vllm": "vllm", "llama_cpp": "llama.cpp", "transformers": None}
-#: Where llama.cpp splits a prompt, unless told otherwise.
-_N_UBATCH = 512
 
 
 class BudgetFile(NamedTuple):
@@ -304,8 +300,8 @@ def _engine(given: dict[str, dict[str, Any]]) -> Engine:
     options = dict(options)
     known = {key: options.pop(key) for key in Engine._fields if key in options and key not in ("name", "options")}
     if name == "llama_cpp":
-        known["max_num_batched_tokens"] = options.pop("n_ubatch", _N_UBATCH)
-    return Engine(name, **known, options=options)
+        known["max_num_batched_tokens"] = options.pop("n_ubatch", None)
+    return engine_of(name, known.pop("max_num_batched_tokens", None), **known, options=options)
 
 
 def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
@@ -316,7 +312,7 @@ def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
 def _kv_dtype(name: str, engine: str) -> str:
     if name.strip().lower() == "auto":
         return "auto"
-    return kv.get(name, engine=_KV_ENGINES[engine]).name
+    return kv.get(name, engine=ENGINES[engine].kv).name
 
 
 def _or_why(read: Callable[[], T]) -> T | str:

@@ -73,13 +73,13 @@ def engine_limit(budget: Budget) -> int | None:
     return int((total or budget.capacity) * share)
 
 
-def limit_text(budget: Budget) -> str:
-    """The memory that counts, in words."""
+def limit_text(budget: Budget, machine: bool = True) -> str:
+    """The memory that counts, in words; machine: also where it is the machine's own."""
     limit = engine_limit(budget)
     if limit is not None and limit + budget.os_bytes < budget.capacity:
         given = f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} gives {budget.engine.name}"
         return f"the {short(limit)} that {given} on {budget.machine.name}"
-    return f"the {short(budget.capacity)} of {budget.machine.name}"
+    return f"the {short(budget.capacity)} of {budget.machine.name}" if machine else short(budget.capacity)
 
 
 def headroom(budget: Budget, total: int) -> int:

@@ -16,7 +16,7 @@ from membudget.capacity import (
     max_ctx,
     max_users,
 )
-from membudget.changes import Change, suggest, users_text
+from membudget.changes import Change, nothing_helps, suggest, users_text
 from membudget.formats import kv
 from membudget.records import NamedTuple
 from membudget.units import both, short
@@ -147,14 +147,12 @@ class Ledger:
         who = f"{users_text(budget.users)} x {budget.ctx:,} tokens"
         if self.fits:
             most = users_text(self.max_users)
-            room = f"{short(self.headroom)} of {short(self.capacity)}{self._tightest(' on ')}"
+            room = f"{short(self.headroom)} of {limit_text(budget, False)}{self._tightest(' on ')}"
             return f"fits: {who} leave {room}; {most} would fit."
         bucket = self.broken_by
         assert bucket is not None
         if not self.changes:
-            help_text = (
-                f"no format, KV dtype, context or number of users that membudget knows fits {budget.machine_name}."
-            )
+            help_text = f"{nothing_helps(budget)} fits {budget.machine_name}."
         else:
             help_text = "it would fit with " + "; or ".join(change.text for change in self.changes) + "."
         return (

@@ -43,15 +43,22 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def number(bits: int) -> int:
         return rng.randint(1, 2 ** rng.randint(1, bits))
 
+    engine = rng.choice(["vllm", "vllm", "transformers", "llama_cpp"])
+    name = document["engines"][engine]["kv"]
+    caches = {
+        dtype: entry
+        for dtype, entry in model["caches"].items()
+        if name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"]
+    }
     return {
         "model": place,
         "format": applies(model["formats"]),
-        "kv": applies(model["caches"]),
+        "kv": applies(caches),
         "ctx": number(20),
         "users": number(10),
         "machine": rng.randrange(len(document["machines"])),
         "convention": rng.choice(["reported", "nominal"]),
-        "engine": rng.choice(["vllm", "vllm", "transformers", "llama_cpp"]),
+        "engine": engine,
         "attention": rng.choice(["sdpa", "sdpa", "eager"]),
         "logits": rng.choice(["last", "last", "every"]),
         "batched": rng.choice([8192, 8192, number(16)]),

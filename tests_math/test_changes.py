@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from membudget import formats
-from membudget.budget import Budget, Engine
+from membudget.budget import GGUF, Budget, Engine, engine_of
 from membudget.capacity import fits, total_of
-from membudget.changes import Change, suggest, users_text
+from membudget.changes import Change, nothing_helps, suggest, users_text
 from membudget.machines import Machine
 from membudget.model import Model, build
 
@@ -69,13 +69,61 @@ def test_one_token_instead_of_many(model: Get) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [(FP8, "fp8"), (FP8 - 1, "q8_0"), (Q8_0, "q8_0"), (Q8_0 - 1, "awq"), (AWQ, "awq")]
+    ("size", "engine", "name"),
+    [
+        (FP8, "vllm", "fp8"),
+        (FP8 - 1, "vllm", "awq"),
+        (AWQ, "vllm", "awq"),
+        (AWQ, "transformers", "awq"),
+        (Q8_0, "llama_cpp", "q8_0"),
+    ],
 )
-def test_the_least_compressed_weights_that_fit(size: int, name: str, model: Get) -> None:
-    """The first of fp8, q8_0, awq and q4_k_m whose bytes fit is named, to the byte, and no other."""
+def test_the_least_compressed_weights_that_fit(size: int, engine: str, name: str, model: Get) -> None:
+    """The first of the engine's own formats whose bytes fit is named, to the byte, and no other."""
     sizes = {"fp8": FP8, "q8_0": Q8_0, "awq": AWQ}
-    short = budget(model(LLAMA_1B), size + STEP + 4 * 512 * TOKEN, 512, 4)
+    short = budget(model(LLAMA_1B), size + STEP + 4 * 512 * TOKEN, 512, 4, engine=Engine(engine))
+    if engine == "transformers":  # a forward takes what there is: 4 x 512 tokens, less than STEP
+        short = budget(model(LLAMA_1B), size + STEP // 4 + 4 * 512 * TOKEN, 512, 4, engine=Engine(engine))
     assert suggest(short) == [Change(f"{name} weights", BF16 - sizes[name], {"format": name})]
+
+
+def test_weights_that_another_engine_reads(model: Get) -> None:
+    """Less than awq and no 8-bit cache that helps: a GGUF is named with who reads it."""
+    short = budget(model(LLAMA_1B), AWQ - 1 + STEP + 4 * 512 * TOKEN, 512, 4, kv="fp8")
+    (change,) = [change for change in suggest(short) if "format" in change.values]
+    assert change.values == {"format": "awq"}  # an fp8 cache leaves that room
+    shorter = budget(model(LLAMA_1B), 806_000_000 + STEP + 512 * TOKEN // 2, 512, 1, kv="fp8")
+    assert [change.text for change in suggest(shorter)] == ["q4_k_m weights (GGUF, for llama.cpp)"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers", "llama_cpp"])
+@pytest.mark.parametrize("memory", [*range(10**8, 10**9, 10**8), 2 * 10**9])
+@pytest.mark.parametrize("id", [LLAMA_1B, "Qwen/Qwen3-30B-A3B", "google/gemma-3-27b-it"])
+def test_every_change_fits_and_nothing_means_nothing(id: str, memory: int, engine: str, model: Get) -> None:
+    """Each change makes it fit; where there is none, no known format does with one user, one token, 8-bit cache."""
+    memory = memory if id == LLAMA_1B else memory * 20
+    form = "gguf-bf16" if engine == "llama_cpp" else "bf16"
+    short = budget(model(id), memory, 4096, 4, form=form, engine=engine_of(engine))
+    if fits(short):
+        return
+    changes = suggest(short)
+    for change in changes:
+        values: dict[str, Any] = dict(change.values)
+        if "format" in values:
+            values["format"] = formats.get(values["format"])
+        assert fits(short._replace(**values)), change
+        assert ("for llama.cpp" in change.text) == (engine != "llama_cpp" and change.values.get("format") in GGUF)
+    if changes or engine == "transformers":
+        return
+    for name in formats.names():
+        least = short._replace(users=1, ctx=1, format=formats.get(name))
+        try:
+            least.format.weigh(least.model)
+        except formats.FormatError:
+            continue
+        cache = "q8_0" if engine == "llama_cpp" else "fp8"
+        assert not fits(least._replace(kv_cache_dtype=cache)), name
+    assert "not even 1 user with 1 token with iq1_s weights" in nothing_helps(short)
 
 
 def test_an_fp8_cache_with_fewer_users(model: Get) -> None:
@@ -99,8 +147,8 @@ def test_smaller_weights_with_an_fp8_cache_and_fewer_users(form: str, model: Get
         assert [change.values for change in suggest(short)] == [{"users": 2}, {"ctx": 2}]
     else:
         frees = BF16 - FP8 + 7998 * request // 2
-        values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": 2, "format": "fp8"}
-        assert suggest(short) == [Change("fp8 weights, an fp8 KV cache and 2 users together", frees, values)]
+        values: dict[str, str | int] = {"users": 2, "format": "fp8"}
+        assert suggest(short) == [Change("fp8 weights and 2 users together", frees, values)]
 
 
 def test_never_more_users_than_asked_for(model: Get) -> None:
@@ -158,8 +206,9 @@ def test_formats_that_do_not_apply_are_passed_over() -> None:
     with pytest.raises(formats.FormatError):
         formats.get("awq").weigh(odd)
     assert suggest(budget(odd, 1000, 8, 2)) == []
-    # as much as one user with q4_k_m weights and an fp8 cache needs
+    # as much as one user with q4_k_m weights needs; llama.cpp, which reads those, has no fp8 cache
     vast = budget(odd, 2**40, 8, 10**6)
-    one = vast._replace(format=formats.get("q4_k_m"), kv_cache_dtype="fp8", users=1)
+    one = vast._replace(format=formats.get("q4_k_m"), users=1)
     (change,) = suggest(vast._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1)))
-    assert change.values == {"kv_cache_dtype": "fp8", "users": 1, "format": "q4_k_m"}
+    assert change.values == {"users": 1, "format": "q4_k_m"}
+    assert change.text == "q4_k_m weights (GGUF, for llama.cpp) and 1 user together"

@@ -26,7 +26,8 @@ def test_rows_are_what_plan_says(ask: Ask) -> None:
     assert code == 0
     rows = by_name(document)
     for name in ("bf16", "fp8", "awq", "q4_k_m", "exl3", "int8-bnb"):
-        _, plan = ask("plan", LLAMA, *CARD, "--format", name)
+        engine = "llama_cpp" if name == "q4_k_m" else "vllm"
+        _, plan = ask("plan", LLAMA, *CARD, "--format", name, "--engine", engine)
         assert {key: plan[key] for key in rows[name] if key != "format"} == {
             key: size for key, size in rows[name].items() if key != "format"
         }

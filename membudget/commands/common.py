@@ -133,10 +133,14 @@ def named_format(name: str | None, model: Model) -> Format:
     return formats.of_config(model.config) if name is None else formats.get(name)
 
 
-def choose_cache(name: str, form: Format, model: Model, found: Located | None = None) -> str:
-    """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in."""
+def choose_cache(name: str, form: Format, model: Model, found: Located | None = None, engine: str | None = None) -> str:
+    """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in.
+
+    engine: as in `membudget.budget.ENGINES`; another engine's dtypes are refused.
+    """
+    from membudget.budget import ENGINES
     from membudget.formats import kv
 
     if name.strip().lower() != "auto":
-        return kv.get(name).name
+        return kv.get(name, engine=ENGINES[engine].kv if engine else None).name
     return kv.auto(model.config, found.hf_quant_config if found else None, form).name

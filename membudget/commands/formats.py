@@ -1,12 +1,14 @@
 """Weight formats and KV cache dtypes that membudget knows; with a model, what it takes in each, and which fit.
 
-A row is what `membudget plan MODEL --format NAME` says, the least compressed first.
+A row is what `membudget plan MODEL --format NAME --engine ENGINE` says, the least compressed first; without --engine
+GGUF is planned for llama.cpp, which reads it, and all else for vLLM.
 Exit code 0: at least one format fits, or no machine is named; 1: none does.
 """
 
 from __future__ import annotations
 
 from membudget import formats
+from membudget.budget import ENGINES, Budget, engine_of, parallel_sizes, unfiled_id
 from membudget.commands import Result
 from membudget.commands.common import InputError, choose_cache, context, count, find_model, model_argument
 from membudget.formats import kv
@@ -26,8 +28,6 @@ _KEYS = ("name", "bits_per_layer_weight", "dense", "source", "suffixes")
 
 def options(parser: Declares) -> None:
     """The arguments of `membudget formats`."""
-    from membudget.commands.plan import ENGINES
-
     add = parser.add_argument
     model_argument(parser, optional=True)
     add("--machine", metavar="NAME", help="which formats fit it; or several, '2x dgx-spark'; default: weights alone")
@@ -35,7 +35,7 @@ def options(parser: Declares) -> None:
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", help="sequences at once, each at full context; default: 1")
     add("--kv-cache-dtype", metavar="DTYPE", help="as vLLM spells it: auto, fp8, ...; default: auto")
-    add("--engine", choices=ENGINES, help="default: vllm")
+    add("--engine", choices=tuple(ENGINES), help="default: llama_cpp for GGUF, vllm for all else")
 
 
 class Row(NamedTuple):
@@ -49,6 +49,7 @@ class Row(NamedTuple):
         """Bytes as integers, stable keys."""
         found: dict[str, Any] = {"format": self.name, "weights": self.weights}
         if self.ledger is not None:
+            found["engine"] = self.ledger.budget.engine.name
             found |= {
                 name: getattr(self.ledger, name) for name in ("total", "headroom", "fits", "max_users", "max_ctx")
             }
@@ -91,8 +92,9 @@ def _of_model(args: Arguments) -> Result:
             weights = form.weigh(model).total
             ledger = None
             if args.machine is not None:
-                cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found)
-                ledger = _plan(args, model, form, cache, ctx, users)
+                engine = args.engine or ("llama_cpp" if form.key[0] == "gguf" else "vllm")
+                cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
+                ledger = _plan(args, model, form, cache, ctx, users, engine)
             rows.append(Row(name, weights, ledger))
         except formats.FormatError as error:
             refused[name] = str(error)
@@ -112,16 +114,19 @@ def _of_model(args: Arguments) -> Result:
     return Result(0 if fits else 1, document, lambda: _table(document, rows, notes))
 
 
-def _plan(args: Arguments, model: Model, form: formats.Format, cache: str, ctx: int, users: int) -> Ledger:
-    from membudget.budget import Budget, Engine, parallel_sizes, unfiled_id
+def _plan(
+    args: Arguments, model: Model, form: formats.Format, cache: str, ctx: int, users: int, engine_name: str
+) -> Ledger:
     from membudget.commands.plan import find_many
     from membudget.ledger import predict
 
     [(many, machine)] = find_many([args.machine], args.machines)
-    engine = Engine(args.engine or "vllm")
+    engine = engine_of(engine_name)
     try:
         tensor_parallel, pipeline_parallel = parallel_sizes(many, engine)
     except ValueError as error:
+        if args.engine is None:
+            raise formats.FormatError(str(error)) from None
         raise InputError(f"--machine: {error}") from None
     return predict(
         Budget(
@@ -156,11 +161,14 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
         if ledger is not None:
             room = f"{short(abs(ledger.headroom))} {'free' if ledger.fits else 'over'}"
             row += [gib(ledger.total), "fits" if ledger.fits else "no", room]
-            row += [f"{ledger.max_users:,}", f"{ledger.max_ctx:,}"]
+            row += [f"{ledger.max_users:,}", f"{ledger.max_ctx:,}", ledger.budget.engine.name]
         cells.append(row)
-    heads = ["format", "weights", "total", "", "", "users that fit", "tokens each"]
-    lines += ["", *table([heads[: len(cells[0])], *cells], "<>><>>>"[: len(cells[0])])] if cells else []
-    said = [f"does not apply: {name}: {why}" for name, why in document["refused"].items()]
+    heads = ["format", "weights", "total", "", "", "users that fit", "tokens each", "engine"]
+    lines += ["", *table([heads[: len(cells[0])], *cells], "<>><>>><"[: len(cells[0])])] if cells else []
+    reasons: dict[str, list[str]] = {}
+    for name, why in document["refused"].items():
+        reasons.setdefault(why, []).append(name)
+    said = [f"not {_few(names)}: {why}" for why, names in reasons.items()]
     if rows and rows[0].ledger is not None:
         said += notes
         fits = [row for row in rows if row.ledger is not None and row.ledger.fits]

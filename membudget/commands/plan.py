@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import os
 
-from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, Budget, Engine, parallel_sizes, unfiled_id
+from membudget.budget import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_OVERHEAD,
+    ENGINES,
+    Budget,
+    Engine,
+    engine_of,
+    parallel_sizes,
+    unfiled_id,
+)
 from membudget.capacity import engine_limit
 from membudget.commands import Result
 from membudget.commands.common import (
@@ -40,7 +49,6 @@ DEFAULT_MACHINES = ("dgx-spark", "h100-80gb", "rtx-4090")
 DEFAULT_CTX = 8192
 #: There where NVIDIA's driver is loaded.
 _GPU = "/proc/driver/nvidia/version"
-ENGINES = ("vllm", "transformers", "llama_cpp")
 
 
 def options(parser: Declares) -> None:
@@ -56,8 +64,12 @@ def options(parser: Declares) -> None:
     )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
-    add("--engine", choices=ENGINES, default="vllm", help="default: vllm")
-    add("--max-num-batched-tokens", metavar="N", help=f"prefill chunk; default: {DEFAULT_BATCHED_TOKENS:,}")
+    add("--engine", choices=tuple(ENGINES), default="vllm", help="default: vllm")
+    add(
+        "--max-num-batched-tokens",
+        metavar="N",
+        help=f"prefill chunk; default: {DEFAULT_BATCHED_TOKENS:,}; llama_cpp: 512",
+    )
     add("--gpu-memory-utilization", metavar="X", help="the part of the memory that the engine may claim")
     add(
         "--tensor-parallel-size",
@@ -80,7 +92,7 @@ def run(args: Arguments) -> Result:
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
-    cache = choose_cache(args.kv_cache_dtype, form, model, found)
+    cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
     ctx = plain_context(ctx, model, notes)
     budgets = [
         Budget(
@@ -141,13 +153,13 @@ def _engine(args: Arguments) -> Engine:
         "pipeline_parallel_size": ("--pipeline-parallel-size", args.pipeline_parallel_size),
     }
     sizes = {name: count(option, text, MAX_MACHINES) for name, (option, text) in given.items() if text is not None}
-    return Engine(
+    return engine_of(
         args.engine,
-        DEFAULT_BATCHED_TOKENS if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
-        args.attention,
-        args.logits,
-        None if part is None else share("--gpu-memory-utilization", part),
-        sizes,
+        None if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
+        attention=args.attention,
+        logits=args.logits,
+        gpu_memory_utilization=None if part is None else share("--gpu-memory-utilization", part),
+        options=sizes,
     )
 
 

@@ -8,9 +8,8 @@ sums, minima and maxima of `membudget.ledger`.
 from __future__ import annotations
 
 from membudget import __version__, formats
-from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD
+from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF
 from membudget.capacity import MAX_CTX, MAX_USERS
-from membudget.changes import SMALLER
 from membudget.engines import activations
 from membudget.formats import kv
 from membudget.records import NamedTuple
@@ -68,7 +67,8 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
         "models": [_model(choice) for choice in choices],
         "machines": [_machine(machine) for machine in machines],
         "overhead": DEFAULT_OVERHEAD,
-        "smaller": SMALLER,
+        "engines": {name: kind._asdict() for name, kind in ENGINES.items()},
+        "gguf": GGUF,
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},
         "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS},
     }
@@ -120,8 +120,10 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
 
 
 def _cache(name: str, model: Model) -> dict[str, Any]:
+    """engine: whose dtype it is, as `membudget.budget.EngineKind` has it; null for any."""
+    engine = kv.get(name).engine
     try:
-        return kv.cache(model, name)._asdict()
+        return {**kv.cache(model, name)._asdict(), "engine": None if engine == "any" else engine}
     except formats.FormatError as error:
         return {"error": str(error)}
 

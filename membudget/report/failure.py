@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from membudget.changes import nothing_helps
 from membudget.judge import Finding, Verdict, bucket_why
 from membudget.ledger import BUCKETS, Ledger, limit_text
 from membudget.report.ranks import plain_table
@@ -104,7 +105,7 @@ def _reasons(broken: list[Finding], ledger: Ledger) -> list[str]:
                 lines.append(f"smallest change: {changes[0]}")
                 lines += [f"or: {text}" for text in changes[1:]]
             else:
-                lines.append("no format, KV dtype, context or number of users that membudget knows makes it fit")
+                lines.append(f"{nothing_helps(ledger.budget)} fits")
         elif item.field == "fits":
             lines.append(f"fits: {item.why}")
         else:

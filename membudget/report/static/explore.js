@@ -87,7 +87,7 @@
       at(id).value = table[kept] && !table[kept].error ? kept : own;
     };
     fill("format", chosen.formats, chosen.format);
-    fill("kv", chosen.caches, chosen.kv_cache_dtype);
+    fill("kv", caches(chosen), chosen.kv_cache_dtype);
     slider.ctx = stops(256, Math.max(chosen.max_ctx || 131072, 1024));
     at("ctx-aside").textContent = `tokens a user${chosen.max_ctx ? `; the model takes ${group(chosen.max_ctx)}` : ""}`;
     at("title").textContent = chosen.name;
@@ -95,6 +95,23 @@
     const active = chosen.active === chosen.params ? "" : `, ${group(chosen.active)} of them active for one token`;
     at("lede").textContent = `${group(chosen.params)} parameters${active}. How much memory it takes to serve, byte by byte, and how many users fit.`;
     notes(chosen);
+  }
+
+  /** A model's cache dtypes; those of another engine cannot be chosen. */
+  function caches(chosen) {
+    const engine = page.engines[at("engine").value].kv;
+    return Object.fromEntries(Object.entries(chosen.caches).map(([name, cache]) => {
+      const foreign = engine && cache.engine && cache.engine !== engine && name !== chosen.kv_cache_dtype;
+      return [name, foreign ? { ...cache, error: `${cache.engine} has it, ${engine} has not` } : cache];
+    }));
+  }
+
+  /** Another engine has its own cache dtypes and prefill step; a step that was typed in stays. */
+  function refit() {
+    if (Object.values(page.engines).some((kind) => String(kind.batched_tokens) === at("batched").value)) {
+      at("batched").value = page.engines[at("engine").value].batched_tokens;
+    }
+    refill(false);
   }
 
   function notes(chosen) {
@@ -273,6 +290,7 @@
     recall();
     refillMachines();
     at("model").addEventListener("change", () => { refill(false); update(); });
+    at("engine").addEventListener("change", refit);
     for (const id of CHOICES.slice(1)) at(id).addEventListener("change", update);
     for (const id of ["ctx", "users", "batched", "share"]) at(id).addEventListener("input", update);
     for (const name of ["ctx", "users"]) {

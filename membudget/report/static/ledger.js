@@ -129,39 +129,71 @@ const Ledger = (() => {
       const frees = (each - request(cacheOf(plan), ctx)) * plan.users;
       found.push([`${group(ctx)} tokens of context instead of ${group(plan.ctx)}`, frees]);
     }
-    if (!plan.model.caches.fp8.error) {
-      const fp8 = { ...plan, kv: "fp8" };
-      const frees = (each - request(cacheOf(fp8), plan.ctx)) * plan.users;
-      if (frees > 0n && fits(fp8)) found.push(["an fp8 KV cache", frees]);
+    const small = withSmallCache(plan);
+    if (small !== plan && fits(small)) {
+      found.push([cacheText(small), (each - request(cacheOf(small), plan.ctx)) * plan.users]);
     }
-    for (const format of plan.page.smaller) {
-      const smaller = inFormat(plan, format);
-      if (!smaller) continue;
-      const frees = weights(plan) - weights(smaller);
-      if (frees > 0n && fits(smaller)) {
-        found.push([`${format} weights`, frees]);
-        break;
-      }
-    }
-    found.sort((a, b) => (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0));
-    return found.length ? found.map(([text]) => text) : together(plan);
+    const kind = plan.page.engines[plan.engine];
+    found.push(...lighter(plan, kind.smaller));
+    if (found.length) return found.sort((a, b) => (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0)).map(([text]) => text);
+    const single = () => lighter(plan, kind.smallest).map(([text]) => text);
+    return [() => together(plan, kind.smaller), single, () => together(plan, kind.smallest)]
+      .reduce((kept, next) => (kept.length ? kept : next()), []);
   }
 
-  function together(plan) {
-    if (plan.model.caches.fp8.error) return [];
-    const own = plan.model.formats[plan.format].name;
-    for (const format of [own, ...plan.page.smaller]) {
-      const found = inFormat(plan, format);
-      if (!found || weights(found) > weights(plan)) continue;
-      const smaller = { ...found, kv: "fp8" };
-      const count = least(plan.users, maxUsers(smaller));
-      if (count > 0n) {
-        const named = format === own ? "" : `${format} weights, `;
-        return [`${named}an fp8 KV cache and ${users(count)} together`];
-      }
+  function lighter(plan, names) {
+    const fitting = smallerOf(plan, names).find(fits);
+    return fitting ? [[weightsText(fitting), weights(plan) - weights(fitting)]] : [];
+  }
+
+  function together(plan, names) {
+    const ways = [plan, ...smallerOf(plan, names)].map(withSmallCache);
+    for (const way of ways) {
+      const count = least(plan.users, maxUsers(way));
+      if (count > 0n) return [combined(plan, { ...way, users: count })];
+    }
+    for (const way of ways) {
+      const ctx = least(plan.ctx, maxCtx({ ...way, users: 1n }));
+      if (ctx > 0n) return [combined(plan, { ...way, users: 1n, ctx })];
     }
     return [];
   }
+
+  function combined(plan, other) {
+    const parts = [];
+    if (other.format !== plan.format) parts.push(weightsText(other));
+    if (other.kv !== plan.kv) parts.push(cacheText(other));
+    const last = users(other.users) + (other.ctx === plan.ctx ? "" : ` of ${group(other.ctx)} tokens`);
+    return parts.length ? `${parts.join(", ")} and ${last} together` : last;
+  }
+
+  function smallerOf(plan, names) {
+    const own = plan.model.formats[plan.format].name;
+    return names.filter((name) => name !== own).map((name) => inFormat(plan, name))
+      .filter((found) => found && weights(found) < weights(plan));
+  }
+
+  function withSmallCache(plan) {
+    const kv = plan.page.engines[plan.engine].small_cache;
+    if (!kv || foreign(plan) || !plan.model.caches[kv] || plan.model.caches[kv].error) return plan;
+    const small = { ...plan, kv };
+    return request(cacheOf(small), plan.ctx) < request(cacheOf(plan), plan.ctx) ? small : plan;
+  }
+
+  function nothingHelps(plan) {
+    const kind = plan.page.engines[plan.engine];
+    const ways = [plan, ...smallerOf(plan, [...kind.smaller, ...kind.smallest])], last = ways[ways.length - 1], small = withSmallCache(last);
+    const parts = last === plan ? [] : [weightsText(last)];
+    if (small !== last) parts.push(cacheText(small));
+    const changed = parts.length ? ` with ${parts.join(" and ")}` : "";
+    return `nothing that membudget knows helps: not even 1 user with 1 token${changed}`;
+  }
+
+  const cacheText = (plan) => `${plan.kv.startsWith("fp8") ? "an" : "a"} ${plan.kv} KV cache`;
+
+  const foreign = (plan) => plan.engine !== "llama_cpp" && plan.page.gguf.includes(plan.model.formats[plan.format].name);
+
+  const weightsText = (plan) => `${plan.model.formats[plan.format].name} weights${foreign(plan) ? " (GGUF, for llama.cpp)" : ""}`;
 
   // --- the whole ledger ----------------------------------------------------------------
   function predict(plan) {
@@ -193,24 +225,24 @@ const Ledger = (() => {
     return "kv_cache";
   }
 
-  function limitText(plan, ledger) {
+  function limitText(plan, ledger, machine = true) {
     if (ledger.limit !== null && ledger.limit + ledger.reserve < ledger.capacity) {
       const share = Number.isInteger(plan.share) ? `${plan.share}.0` : String(plan.share);
       const given = `gpu_memory_utilization ${share} gives ${plan.engine}`;
       return `the ${short(ledger.limit)} that ${given} on ${plan.machine.name}`;
     }
-    return `the ${short(ledger.capacity)} of ${plan.machine.name}`;
+    return machine ? `the ${short(ledger.capacity)} of ${plan.machine.name}` : short(ledger.capacity);
   }
 
   function verdict(plan, ledger) {
     if (ledger.fits) {
       const who = `${users(plan.users)} x ${group(plan.ctx)} tokens`;
-      const free = `${short(ledger.headroom)} of ${short(ledger.capacity)}`;
+      const free = `${short(ledger.headroom)} of ${limitText(plan, ledger, false)}`;
       return `fits: ${who} leave ${free}; ${users(ledger.maxUsers)} would fit.`;
     }
     const changes = suggest(plan);
     const help = changes.length ? `it would fit with ${changes.join("; or ")}.`
-      : `no format, KV dtype, context or number of users that membudget knows fits ${plan.machine.name}.`;
+      : `${nothingHelps(plan)} fits ${plan.machine.name}.`;
     const bucket = ledger.brokenBy;
     const over = `${short(-ledger.headroom)} over ${limitText(plan, ledger)}`;
     return `does not fit: ${bucket} breaks it, ${over} (${bucket} is ${short(ledger.sums[bucket])}); ${help}`;
