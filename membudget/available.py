@@ -10,6 +10,7 @@ import functools
 import importlib.util
 from typing import NamedTuple
 
+from membudget import asking
 from membudget.detect import SPARK_GPU
 
 #: Markers that need something, in the order in which they are checked.
@@ -25,9 +26,14 @@ class Here(NamedTuple):
     transformers: str
 
 
-def missing(marker: str, here: Here | None = None) -> str | None:
-    """Why tests with this marker cannot run here; None where they can."""
+def missing(marker: str, here: Here | None = None, needs_torch: bool = True) -> str | None:
+    """Why tests with this marker cannot run here; None where they can.
+
+    needs_torch: False where another Python has what is needed, as a vLLM of its own.
+    """
     here = here or _asked()
+    if not needs_torch:
+        here = here._replace(torch="of another Python", transformers="of another Python")
     packages = [name for name in ("torch", "transformers") if not getattr(here, name)]
     if marker == "spark" and not any(SPARK_GPU in gpu for gpu in here.gpus):
         return f"needs a DGX Spark (an NVIDIA GPU named {SPARK_GPU}); {_told(here.gpus)}"
@@ -45,19 +51,9 @@ def missing(marker: str, here: Here | None = None) -> str | None:
 def gpus() -> tuple[str, ...]:
     """The names of this machine's NVIDIA GPUs, as the driver says; empty where there is no driver."""
     import re
-    import shutil
-    import subprocess
 
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    try:
-        done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    if done.returncode != 0:
-        return ()
-    return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE))
+    said = asking.ask(["nvidia-smi", "-L"]).text or ""
+    return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", said, re.MULTILINE))
 
 
 def no_command(command: str | None) -> str | None:

@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from membudget import machines
+from membudget import asking, machines
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.units import GIB, MIB
 
-#: Seconds that nvidia-smi or sysctl may take; a driver in trouble can hang.
-TIMEOUT = 10
+#: There where the kernel has NVIDIA's driver.
+_DRIVER = "/proc/driver/nvidia/version"
 #: Left to the operating system where CPU and GPU share the memory and no table entry says how
 #: much: a tenth, and never less than 1 GiB.  An assumption, said in `notes`.
 RESERVE_SHARE, RESERVE_LEAST = 10, GIB
@@ -36,14 +36,33 @@ class System:
     platform = sys.platform
 
     def run(self, command: Sequence[str]) -> str | None:
-        """Standard output; None where the command is missing, fails or takes too long."""
-        import subprocess
+        """Standard output; None where the command is missing, fails or takes too long: then `trouble` says why.
 
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        except (OSError, subprocess.TimeoutExpired):
+        A program that hung once is not asked again.
+        """
+        program, troubles = command[0], self.troubles
+        if troubles.get(program, "").startswith(asking.HANGS):
             return None
-        return done.stdout if done.returncode == 0 else None
+        answer = asking.ask(command)
+        if answer.why:
+            troubles[program] = answer.why
+        return answer.text
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """By program, how it failed: it is there, and did not answer."""
+        found: dict[str, str] = self.__dict__.setdefault("_troubles", {})
+        return found
+
+    def driver_trouble(self) -> str | None:
+        """Why an NVIDIA driver that is here says nothing; None where there is none, or it has not been asked.
+
+        Where nvidia-smi fails by itself and the kernel has no driver, there is no GPU to be used.
+        """
+        why = self.troubles.get("nvidia-smi")
+        if why is None or (not why.startswith(asking.HANGS) and self.read(_DRIVER) is None):
+            return None
+        return f"nvidia-smi is here and gives {why}"
 
     def read(self, path: str) -> str | None:
         """A file's text; None where it cannot be read."""
@@ -80,15 +99,27 @@ def detect(system: System | None = None) -> Machine:
 def _detect(system: System) -> Machine:
     if system.platform == "darwin":
         return _apple(system)
-    return _nvidia(system) or _amd(system) or _cpu(system)
+    found = _nvidia(system)
+    if found is None and (trouble := system.driver_trouble()):
+        raise DetectError(
+            f"{trouble}: whether a GPU is here, and what it holds, cannot be known. Once `nvidia-smi` answers "
+            "(a restart, or the driver installed again) it is; or name a machine with --machine"
+        )
+    return found or _amd(system) or _cpu(system)
 
 
 def _nvidia(system: System) -> Machine | None:
     query = "--query-gpu=name,memory.total,mig.mode.current"
     text = system.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
     devices = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
-    if not devices or any(len(cells) != 3 for cells in devices):
+    if not devices or "No devices were found" in (text or ""):
         return None
+    if any(len(cells) != 3 for cells in devices):
+        raise DetectError(
+            f"nvidia-smi is here and its answer cannot be read: {text!r:.100}. Once "
+            f"`nvidia-smi {query} --format=csv,noheader,nounits` gives a line for each GPU it is; or name a machine "
+            "with --machine"
+        )
     if any(cells[2] == "Enabled" for cells in devices):
         raise DetectError(
             f"{devices[0][0]} is cut into MIG slices, and nvidia-smi gives the whole card's memory: "
@@ -244,6 +275,6 @@ def _meminfo(system: System, field: str) -> int | None:
     for line in (system.read("/proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         number = value.split()
-        if name == field and number and number[0].isdecimal():
+        if name == field and number and number[0].isdecimal() and int(number[0]):
             return int(number[0]) * 1024
     return None

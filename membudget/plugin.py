@@ -192,6 +192,8 @@ class Budgets:
 
 
 _BUDGETS = pytest.StashKey[Budgets]()
+#: Why tests are skipped on this machine, and how many: shown where nothing else is.
+_SKIPPED = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -249,7 +251,8 @@ def pytest_configure(config: pytest.Config) -> None:
     budgets.check_options()
     from membudget.report.summary import Summary
 
-    config.pluginmanager.register(Summary(config, _PROPERTY), "membudget-summary")
+    skipped = config.stash[_SKIPPED] = {}
+    config.pluginmanager.register(Summary(config, _PROPERTY, skipped), "membudget-summary")
     recorder = budgets.recorder()
     if recorder is not None:
         config.pluginmanager.register(recorder, "membudget-recorder")
@@ -318,6 +321,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.extra_keyword_matches.add(name)
     yield
     seen: set[str] = set()
+    skipped = config.stash[_SKIPPED]
     for item in list(items):
         if isinstance(item, BadFile):
             # Every test that asks for a budget would fail with the same text: once is enough.
@@ -327,9 +331,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif config.stash[_BUDGETS].explicit or _param(item) is not None:
             reason = _reason(config, item)
             # what would be loaded can be said on any machine
-            dry = config.stash[_BUDGETS].option("dry-run") and "check" in getattr(item, "fixturenames", ())
+            told = {"check", "served"}.intersection(getattr(item, "fixturenames", ()))
+            dry = config.stash[_BUDGETS].option("dry-run") and told
             if reason and not dry:
                 item.add_marker(pytest.mark.skip(reason=reason), append=False)
+                skipped[reason] = skipped.get(reason, 0) + 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from membudget.budget_file import Sources, load
 from membudget.detect import SPARK_GPU, DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
-from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, refused
+from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, outlook
 from membudget.probe.plan import CannotMeasure, Plan, plan
 from membudget.probe.progress import Progress
 from membudget.report import samples
@@ -94,12 +94,15 @@ def _measured(request: pytest.FixtureRequest, budget: Budget) -> Comparison:
     config = request.config
     done = config.stash.setdefault(_DONE, {})
     if budget.id not in done:
+        dry = config.getoption("membudget_dry_run", False)
         try:
             made = plan(budget, device_of(budget.machine))
         except CannotMeasure as error:
+            if dry:
+                say_dry(config, budget.id, f"{budget.id}: not measured: {error}")
             pytest.skip(str(error))
-        if config.getoption("membudget_dry_run", False):
-            config.stash.setdefault(_DRY, {})[budget.id] = made.text() + f"\n  now: {refused(made) or 'it would start'}"
+        if dry:
+            say_dry(config, budget.id, made.text() + f"\n  now: {outlook(made)[1]}")
             pytest.skip("--dry-run: nothing is loaded; see the end of the report")
         settings = _settings(config, made.device, budget)
         if made.device == "cpu" and settings.checkpoint is None:
@@ -108,6 +111,11 @@ def _measured(request: pytest.FixtureRequest, budget: Budget) -> Comparison:
         else:
             done[budget.id] = measure(made, settings)
     return done[budget.id]
+
+
+def say_dry(config: pytest.Config, name: str, text: str) -> None:
+    """Keep what a dry run says of a budget for the end of the report."""
+    config.stash.setdefault(_DRY, {})[name] = text
 
 
 def _rehearsed(request: pytest.FixtureRequest, first: Plan) -> list[Plan]:

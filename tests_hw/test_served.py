@@ -7,6 +7,7 @@ vLLM is started with the budget's flags; weights, memory for the pool, blocks, t
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from membudget.budget import Budget
 from membudget.budget_file import Sources, load
 from membudget.engines.vllm.oracle import ENV, find_python
 from membudget.probe import guard
-from membudget.probe.serve import CannotServe, Serving, compared, flags, node_flags, refused, serve, serving
+from membudget.probe.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
-from tests_hw.conftest import _marker, _other_machine
+from tests_hw.conftest import _marker, _other_machine, say_dry
 
 HERE = Path(__file__).parent
 #: Seconds that two processes of one pytest run wait for each other on the CPU.
@@ -57,6 +58,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def vllm_of(config: pytest.Config) -> str:
     """The command that --vllm or MEMBUDGET_VLLM gives, or a skip that says how to give one."""
     option = config.getoption("membudget_vllm", None) or os.environ.get(ENV)
+    if not option and config.getoption("membudget_dry_run", False):
+        return "vllm"
     python = find_python(option)
     if python is None and option and " " in option.strip():
         return str(option)  # a command of several words; what is no such words is refused when it is read
@@ -90,7 +93,9 @@ def test_served(served: Budget, request: pytest.FixtureRequest) -> None:
     """A real vLLM with the budget's flags says of its memory what was predicted, answers, and ends."""
     made = made_for(request.config, served)
     if request.config.getoption("membudget_dry_run", False):
-        pytest.skip(f"--dry-run: {' '.join(made.command)}; {refused(made) or 'it would start'}")
+        text = f"{served.id}, served: {shlex.join(made.command)}\n  now: {outlook(made)[1]}"
+        say_dry(request.config, f"{served.id}, served", text)
+        pytest.skip("--dry-run: nothing is started; see the end of the report")
     lock = f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}" if served.machine.platform == "cpu" else None
     comparison = serve(made, lock_file=lock, wait=WAIT, environment=environment_of(served))
     from membudget.history.lines import settings

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
     box.write("/proc/swaps", "Filename Type Size Used Priority\n")
     box.write("/proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
     box.write("/proc/sys/vm/overcommit_memory", "0\n")
-    box.start(700, "earlyoom", 2 * MIB)
+    box.start(700, "earlyoom", 2 * MIB, "/usr/bin/earlyoom", "-M", "6291456,4194304", "-s", "100")
     box.commands = {
         "nvidia-smi": SMI,
         "nvidia-smi -L": "GPU 0: NVIDIA GB10 (UUID: GPU-7c3f)\n",
@@ -368,7 +370,7 @@ def test_the_page_and_its_words(spark: Machine, run: Run, monkeypatch: pytest.Mo
         assert "fix: vllm serve" in out
         assert out.splitlines()[-1].startswith(("First: ", "       "))
         assert max(map(len, out.splitlines())) <= int(width)
-    assert "allowed are thrashing, engines" in run("doctor", "--ignore", "x")[2]
+    assert "allowed are driver, thrashing, engines" in run("doctor", "--ignore", "x")[2]
 
 
 def test_the_page_shows_a_real_answer(spark: Machine, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,3 +416,71 @@ def test_proven_versions_are_the_documents() -> None:
     rows = re.findall(r"^\| (\d+)\.(\d+)\.(\d+) \|", text.partition("###")[0], re.MULTILINE)
     versions = sorted(tuple(map(int, row)) for row in rows)
     assert (versions[0], versions[-1]) == TRANSFORMERS
+
+
+@pytest.mark.parametrize("reading", [None, "999999999999"])
+def test_memory_that_is_not_known_is_a_danger(reading: str | None, spark: Machine, ask: Ask) -> None:
+    """Without MemAvailable, or with more of it than there is memory, no share is called safe."""
+    kib = {**SPARK["idle"]["meminfo_kib"]}
+    del kib["MemAvailable"]
+    spark.memory(kib, f"MemAvailable: {reading} kB\n" if reading else "")
+    code, document = ask("doctor")
+    assert code == 1
+    assert document["memory"]["available"]["unknown"].startswith("/proc/meminfo has no MemAvailable")
+    found = trap(document, "utilization")
+    assert (found["state"], "0.8" in found["text"] + found["fix"]) == ("danger", False)
+
+
+@pytest.mark.parametrize("words", [(), ("-M", "6291456,4194304"), ("-m", "4")])
+def test_earlyooms_default_ends_a_full_engine(words: tuple[str, ...], spark: Machine, ask: Ask) -> None:
+    """A tenth of 121.69 GiB is more than is left beside an engine at 0.83; sizes of one's own are left alone."""
+    spark.start(700, "earlyoom", 2 * MIB, "/usr/bin/earlyoom", "-r", "3600", *words)
+    found = trap(ask("doctor")[1], "guard")
+    assert found["state"] == ("clear" if words else "note")
+    assert ("12.17 GiB" in found["text"]) == (not words)
+
+
+class Driven(Source):
+    """This machine, with a driver in its kernel or without one."""
+
+    driver = False
+
+    def read(self, path: str) -> str | None:
+        """As here, but for the driver's file."""
+        return ("NVRM version" if self.driver else None) if path.startswith("/proc/driver") else super().read(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
+@pytest.mark.parametrize(
+    ("script", "driver", "state", "told"),
+    [
+        ("sleep 60; echo", False, "danger", "no answer within"),
+        ("echo hello", False, "danger", "its answer cannot be read"),
+        (r"printf '\377\376GB10, [N/A]\n'", False, "danger", "its answer cannot be read"),
+        ("echo no NVML >&2; exit 9", True, "danger", "exit code 9: no NVML"),
+        ("echo no NVML >&2; exit 9", False, "note", "exit code 9: no NVML"),
+        ("echo No devices were found", False, "clear", "no NVIDIA GPU"),
+    ],
+)
+def test_a_driver_that_does_not_answer(
+    script: str, driver: bool, state: str, told: str, tmp_path: Path, put: Callable[[Source], None], ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """nvidia-smi that hangs or talks nonsense is no machine without a GPU, and is waited for once."""
+    monkeypatch.setattr("membudget.asking.TIMEOUT", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    source = Driven()
+    source.driver = driver
+    put(source)
+    start = time.monotonic()
+    code, document = ask("doctor")
+    assert time.monotonic() - start < 10
+    found = trap(document, "driver")
+    assert found["state"] == state
+    assert told in found["text"]
+    if state == "danger":
+        assert code == 1
+        assert document["first"].startswith("driver")
+        assert set(document["machine"]["memory"]) == {"unknown"}

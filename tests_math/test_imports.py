@@ -12,7 +12,7 @@ pytestmark = pytest.mark.suite
 PACKAGE = Path(__file__).parents[1] / "membudget"
 #: Data moves left to right: a module imports only from its own tier or those before it.
 TIERS = (
-    ("records", "printable", "quick_json", "units", "data", "yaml_strict", "tolerance"),
+    ("records", "printable", "quick_json", "asking", "units", "data", "yaml_strict", "tolerance"),
     ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
     ("budget", "budget_file", "budget_ids", "fields", "schema"),

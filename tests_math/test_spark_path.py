@@ -204,7 +204,7 @@ def test_starts_on_an_idle_spark_only(llama: Budget) -> None:
     assert refused(made, Settings(available=lambda: IDLE)) is None
     reason = refused(made, Settings(available=lambda: 40 * GIB))
     assert reason == (
-        "needs 53.00 GiB (41.00 GiB predicted peak + 12.00 GiB reserve), 40.00 GiB is available; "
+        "needs 53.00 GiB (40.00 GiB predicted peak + 1.00 GiB process + 12.00 GiB reserve), 40.00 GiB is available; "
         "the peak is of the break lines, up to their ceiling"
     )
 

@@ -92,7 +92,9 @@ def _of_model(args: Arguments) -> Result:
             weights = form.weigh(model).total
             ledger = None
             if args.machine is not None:
-                engine = args.engine or ("llama_cpp" if isinstance(form.key, tuple) and form.key[0] == "gguf" else "vllm")
+                engine = args.engine or (
+                    "llama_cpp" if isinstance(form.key, tuple) and form.key[0] == "gguf" else "vllm"
+                )
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 ledger = _plan(args, model, form, cache, ctx, users, engine)
             rows.append(Row(name, weights, ledger))

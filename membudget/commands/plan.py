@@ -141,9 +141,22 @@ def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
 
     files = () if file is None else (file,)
     if not names:
-        here = (machines.THIS_MACHINE,) if os.path.exists(_GPU) else ()
-        names = [*here, *DEFAULT_MACHINES]
+        names = [*_here(), *DEFAULT_MACHINES]
     return list({machine.name: machine for machine in (machines.get(name, files) for name in names)}.values())
+
+
+def _here() -> list[str]:
+    """This machine where it has a GPU and says what it is: nobody asked for it by name."""
+    from membudget import machines
+    from membudget.detect import DetectError
+
+    if not os.path.exists(_GPU):
+        return []
+    try:
+        machines.get(machines.THIS_MACHINE)
+    except DetectError:
+        return []
+    return [machines.THIS_MACHINE]
 
 
 def _engine(args: Arguments) -> Engine:

@@ -1,6 +1,7 @@
 """Measure budgets on this machine, or, without one, show what this machine's memory looks like now.
 
-Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here, or did not start.
+Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here, or did not start;
+with --dry-run: 0, all would start; 3, one would not.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def run(args: Arguments) -> Result:
     if not args.paths:
         return _look()
     from membudget.budget_file import NoBudgets, Sources, load
-    from membudget.probe.measure import Settings, device_of, measure, refused
+    from membudget.probe.measure import Settings, device_of, measure, outlook
     from membudget.probe.plan import CannotMeasure, plan
     from membudget.probe.progress import Progress
 
@@ -73,10 +74,8 @@ def run(args: Arguments) -> Result:
                 "second, and a host that runs out hangs. Leave --floor out for 12 GiB"
             )
         if args.dry_run:
-            why = refused(made, settings)
-            if why is None and (lacks := _lacks(made.device)):
-                why = f"the memory is there, but it would not start: {lacks}"
-            plans.append({"budget": budget.id, "refused": why, "text": made.text()})
+            starts, now = outlook(made, settings)
+            plans.append({"budget": budget.id, "refused": None if starts else now, "now": now, "text": made.text()})
             continue
         _needs(made.device)
         done.append(measure(made, settings, args.only))
@@ -104,7 +103,7 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
         "not_measured": reasons,
     }
     blocks = Terminal.of().unicode
-    text = [f"{item['text']}\n  now: {item['refused'] or 'it would start'}" for item in plans]
+    text = [f"{item['text']}\n  now: {item['now']}" for item in plans]
     for item in done:
         text += [f"{item.budget}: {item.status}{': ' + item.why if item.why else ''}", *lines(item.rows)]
         text += samples.lines(item.rows, blocks)
@@ -114,7 +113,11 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
     code = 0
     if any(item.broken or item.status in ("killed", "crashed", "timeout") for item in done):
         code = 1
-    elif any(item.status == "refused" for item in done) or (reasons and not done and not plans):
+    elif (
+        any(item.status == "refused" for item in done)
+        or any(item["refused"] for item in plans)
+        or (reasons and not done and not plans)
+    ):
         code = 3
     return Result(code, document, lambda: "\n".join(text))
 
@@ -150,14 +153,10 @@ def _floor(text: str) -> int:
     return size("--floor", text)
 
 
-def _lacks(device: str) -> str | None:
-    """What must be installed before this can be measured here; None where nothing is missing."""
+def _needs(device: str) -> None:
+    """`NotHere` where something must be installed before this can be measured."""
     from membudget.available import missing
 
-    return missing("cuda" if device == "cuda" else "cpu")
-
-
-def _needs(device: str) -> None:
-    lacks = _lacks(device)
+    lacks = missing("cuda" if device == "cuda" else "cpu")
     if lacks:
         raise NotHere(lacks)

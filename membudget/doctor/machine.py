@@ -30,6 +30,7 @@ class Look(NamedTuple):
     machine: None where nothing says how much memory there is; then `why` says what was tried.
     meminfo: /proc/meminfo; empty where there is none.
     cuda_free: what the driver calls free, where it is known: on unified memory the kernel's MemFree.
+    trouble: why an NVIDIA driver that is here says nothing; None where it answers, and where there is none.
     """
 
     source: Source
@@ -44,6 +45,7 @@ class Look(NamedTuple):
     meminfo: dict[str, int]
     available: Reading
     cuda_free: Reading
+    trouble: str | None = None
 
     @property
     def unified_gpu(self) -> bool:
@@ -125,7 +127,7 @@ def look(source: Source) -> Look:
     smi = source.run(["nvidia-smi"]) or ""
     names = source.run(["nvidia-smi", "-L"]) or ""
     gpus = tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", names, re.MULTILINE))
-    no_driver: Text = Unknown("no nvidia-smi answers here")
+    no_driver: Text = Unknown(source.driver_trouble() or "no nvidia-smi answers here")
     meminfo = source.meminfo()
     return Look(
         source,
@@ -140,6 +142,7 @@ def look(source: Source) -> Look:
         meminfo,
         source.available(),
         _cuda_free(source, machine, meminfo),
+        source.driver_trouble() or (why if why.startswith("nvidia-smi") else None),
     )
 
 

@@ -77,9 +77,13 @@ class Source(System):
         """Bytes that can still be used without swapping."""
         lines = self.meminfo()
         if lines:
-            return lines.get("MemAvailable", Unknown("/proc/meminfo has no MemAvailable"))
+            return lines.get("MemAvailable", Unknown("/proc/meminfo has no MemAvailable that can be"))
         found = system.available() if not self.root else None
-        return found if found is not None else Unknown(f"{self.platform} has no /proc/meminfo; pip install psutil")
+        return (
+            found
+            if found is not None
+            else Unknown(f"{self.platform} has no /proc/meminfo that can be read; pip install psutil")
+        )
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables."""

@@ -25,12 +25,35 @@ DESKTOP = (
 )  # fmt: skip
 #: Watch MemAvailable and end a process before the host hangs.
 GUARDS = ("earlyoom", "nohang")
+#: earlyoom 1.8 takes percentages of MemAvailable + AnonPages, which CUDA's pages are not in; bytes mean what they say.
+#: 6 and 4 GiB, under the 12 that a measurement keeps free; -s 100: also with swap.  Debian's /etc/default/earlyoom.
+_EARLYOOM = (
+    'in /etc/default/earlyoom EARLYOOM_ARGS="-M 6291456,4194304 -s 100 --prefer VLLM"; '
+    "sudo systemctl enable earlyoom && sudo systemctl restart earlyoom"
+)
 #: Below this nothing is said of what a process holds.
 LITTLE = 64 * MIB
 #: PSI, percent: the share of the last 10 s in which some task waited for memory.
 WAITING = 10.0
 #: The highest share that is known to start on a DGX Spark: vllm-project/recipes/pull/632.
 SPARK_SHARE = 0.85
+
+
+def driver(look: Look) -> Trap:
+    """A driver that is here and says nothing hides who holds the device's memory, and whose memory it is."""
+    if look.trouble is None:
+        failed = look.source.troubles.get("nvidia-smi")
+        if failed and not look.gpus:
+            return Trap("driver", "note", f"nvidia-smi gives {failed}; the kernel has no NVIDIA driver: no GPU is used")
+        return Trap("driver", "clear", "nvidia-smi answers" if look.gpus else "no NVIDIA GPU")
+    said = look.trouble.partition(": whether")[0].partition(". Once")[0]
+    text = f"{said}: what the GPU holds, and whether it shares this memory, is hidden"
+    return Trap(
+        "driver",
+        "danger",
+        text,
+        "start nothing until `nvidia-smi` and /proc/meminfo answer: restart, or install the driver anew",
+    )
 
 
 def page_cache(look: Look) -> Trap:
@@ -154,11 +177,22 @@ def guard(look: Look) -> Trap:
     names = {item.name for item in running}
     watching = [name for name in GUARDS if name in names]
     if watching:
-        return Trap("guard", "clear", f"{', '.join(watching)} runs")
+        return _thresholds(look, running) or Trap("guard", "clear", f"{', '.join(watching)} runs")
     text = "no earlyoom runs: when memory ends the host can hang until its power is cut, without an OOM kill"
     if any(name.startswith("systemd-oomd") for name in names):
         text = "systemd-oomd runs, but it goes by cgroups, and those do not see what CUDA holds; earlyoom does not run"
-    return Trap("guard", "note", text, "sudo apt install earlyoom && sudo systemctl enable --now earlyoom")
+    return Trap("guard", "note", text, f"sudo apt install earlyoom; {_EARLYOOM}")
+
+
+def _thresholds(look: Look, running: list[Process]) -> Trap | None:
+    """earlyoom as it is installed ends a process where a full engine is still well: at a tenth of the memory."""
+    pids = [item.pid for item in running if item.name == "earlyoom"]
+    words = (look.source.read(f"/proc/{pids[0]}/cmdline") or "").split("\0") if pids else []
+    total = value(look.total)
+    if total is None or len(words) < 2 or any(word.startswith(("-m", "-M")) for word in words):
+        return None
+    text = f"earlyoom runs with its default and ends the largest process once {gib(total // 10, 2)} are available"
+    return Trap("guard", "note", f"{text}; here {gib(UNIFIED_FLOOR, 0)} are left at times", _EARLYOOM)
 
 
 def utilization(look: Look) -> Trap:
@@ -172,6 +206,9 @@ def utilization(look: Look) -> Trap:
     except VersionError:
         version, default = DEFAULT, rules(DEFAULT).utilization
     least = value(look.available if machine.unified else look.cuda_free)
+    if least is None and machine.unified:
+        why = f"what is available is unknown ({_reason(look.available)}), so no share is safe"
+        return Trap("utilization", "danger", why, "start nothing until /proc/meminfo has a MemAvailable to go by")
     limits = [(total - machine.os_reserve, f"{gib(machine.os_reserve, 0)} are the operating system's")]
     if least is not None and machine.unified:
         # what a measurement is ended at: below it the host may hang
@@ -214,4 +251,14 @@ def _reason(reading: object) -> str:
 
 
 #: The most urgent first.
-TRAPS: tuple[Callable[[Look], Trap], ...] = (thrashing, engines, page_cache, utilization, swap, zram, desktop, guard)
+TRAPS: tuple[Callable[[Look], Trap], ...] = (
+    driver,
+    thrashing,
+    engines,
+    page_cache,
+    utilization,
+    swap,
+    zram,
+    desktop,
+    guard,
+)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from membudget import __version__
+from membudget import __version__, asking
 from membudget.history.record import Entry, Record, as_table
 
 #: Packages whose version can move bytes, by the name of their distribution.
@@ -145,11 +144,7 @@ def in_ci(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def _said(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return asking.ask(command).text or ""
 
 
 def _now() -> Any:

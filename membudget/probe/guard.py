@@ -43,12 +43,14 @@ class Limits(NamedTuple):
 
     peak: what it is predicted to take at most.  reserve: what must be left beside that to start.
     floor: available memory under which it is killed.  seconds: how long it may run.
+    process: the part of the peak that is the process itself (libraries, CUDA context), for messages.
     """
 
     peak: int
     reserve: int
     floor: int
     seconds: float
+    process: int = 0
 
 
 class Outcome(NamedTuple):
@@ -86,14 +88,19 @@ def refusal(limits: Limits, available: int | None) -> str | None:
     """Why a measurement must not start, with both numbers; None where it may."""
     if available is None:
         return "how much memory is available is unknown here, so nothing is loaded"
-    beside = max(limits.reserve, limits.floor)
-    need = limits.peak + beside
-    if need <= available:
-        return None
-    return (
-        f"needs {short(need)} ({short(limits.peak)} predicted peak + {short(beside)} reserve), "
-        f"{short(available)} is available"
-    )
+    return None if _need(limits) <= available else needs(limits, available)
+
+
+def needs(limits: Limits, available: int) -> str:
+    """Both numbers, whether it may start or not: what it needs, and what there is."""
+    parts = [f"{short(limits.peak - limits.process)} predicted peak"]
+    parts += [f"{short(limits.process)} process"] if limits.process else []
+    parts.append(f"{short(max(limits.reserve, limits.floor))} reserve")
+    return f"needs {short(_need(limits))} ({' + '.join(parts)}), {short(available)} is available"
+
+
+def _need(limits: Limits) -> int:
+    return limits.peak + max(limits.reserve, limits.floor)
 
 
 def run(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from membudget import asking
 from membudget.budget import Budget
 from membudget.machines import Machine
 from membudget.probe import guard, lock, system
@@ -57,7 +58,7 @@ def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
     # The CPU is this machine's own memory, but no driver hangs when it runs out.
     floor = guard.default_floor(machine.unified and plan.device != "cpu") if settings.floor is None else settings.floor
     seconds = SECONDS_CPU if plan.device == "cpu" else SECONDS
-    return guard.Limits(plan.peak + PROCESS, floor, floor, seconds)
+    return guard.Limits(plan.peak + PROCESS, floor, floor, seconds, process=PROCESS)
 
 
 def refused(plan: Plan, settings: Settings | None = None) -> str | None:
@@ -69,6 +70,23 @@ def refused(plan: Plan, settings: Settings | None = None) -> str | None:
     if plan.device == "cuda" and not plan.budget.machine.unified:
         return _refused_on_card(plan)
     return because(guard.refusal(limits(plan, settings), settings.available()), plan.peak_why)
+
+
+def outlook(plan: Plan, settings: Settings | None = None) -> tuple[bool, str]:
+    """Whether this plan would start here and now, and why, in words with both numbers either way."""
+    from membudget.available import missing
+
+    settings = settings or Settings()
+    why = refused(plan, settings)
+    if why is not None:
+        return False, why
+    card = plan.device == "cuda" and not plan.budget.machine.unified
+    there = free_on_card() if card else settings.available()
+    room = _needs_on_card(plan, there or 0) if card else guard.needs(limits(plan, settings), there or 0)
+    lacks = missing("cuda" if plan.device == "cuda" else "cpu")
+    if lacks:
+        return False, f"the memory is there, but it would not start: {lacks}; it {room}"
+    return True, f"it would start: {room}"
 
 
 def because(reason: str | None, why: str) -> str | None:
@@ -244,14 +262,9 @@ def available_on(machine: Machine) -> Callable[[], int | None]:
 
 def free_on_card() -> int | None:
     """Bytes that are free on the first card, by nvidia-smi; None where it does not say."""
-    import subprocess
-
-    ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False)
-        return int(done.stdout.split()[0]) * 2**20 if done.returncode == 0 else None
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return None
+    said = asking.ask(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]).text or ""
+    first = said.split()[:1]
+    return int(first[0]) * 2**20 if first and first[0].isdecimal() else None
 
 
 def _refused_on_card(plan: Plan) -> str | None:
@@ -259,11 +272,12 @@ def _refused_on_card(plan: Plan) -> str | None:
     free = free_on_card()
     if free is None:
         return "nvidia-smi does not say how much memory is free, so nothing is loaded"
+    return None if plan.peak + PROCESS <= free else because(_needs_on_card(plan, free), plan.peak_why)
+
+
+def _needs_on_card(plan: Plan, free: int) -> str:
     need = plan.peak + PROCESS
-    if need <= free:
-        return None
-    said = f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
-    return because(said, plan.peak_why)
+    return f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
 
 
 def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:

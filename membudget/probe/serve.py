@@ -233,6 +233,20 @@ def refused(made: Serving, available: Callable[[], int | None] = system.availabl
     return f"{reason}; the peak is {made.why}" if reason else None
 
 
+def outlook(made: Serving) -> tuple[bool, str]:
+    """Whether this would start here and now, and why, in words with both numbers either way."""
+    from membudget.available import missing
+
+    why = refused(made)
+    if why is not None:
+        return False, why
+    room = guard.needs(limits(made), system.available() or 0)
+    lacks = missing("cuda", needs_torch=False) if made.budget.machine.platform == "cuda" else None
+    if lacks:
+        return False, f"the memory is there, but it would not start: {lacks}; it {room}"
+    return True, f"it would start: {room}"
+
+
 def limits(made: Serving) -> guard.Limits:
     """What the server's process group may do.  A card's own memory is not the host's: vLLM checks that itself."""
     machine = made.budget.machine

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 def meminfo(path: str = "/proc/meminfo") -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """/proc/meminfo in bytes; empty where there is none.
+
+    MemAvailable is left out where it exceeds MemTotal: what cannot be is not to be relied on.
+    """
     found: dict[str, int] = {}
     try:
         with open(path, encoding="ascii", errors="replace") as file:
@@ -18,14 +21,15 @@ def meminfo(path: str = "/proc/meminfo") -> dict[str, int]:
                     found[name.strip()] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     except OSError:
         return {}
+    if found.get("MemAvailable", 0) > found.get("MemTotal", 0):
+        del found["MemAvailable"]
     return found
 
 
 def available() -> int | None:
     """Bytes that can still be used without swapping (MemAvailable); None where it is unknown."""
-    lines = meminfo()
-    if lines:
-        return lines.get("MemAvailable")
+    if os.path.exists("/proc/meminfo"):
+        return meminfo().get("MemAvailable")
     try:  # macOS and Windows, where psutil is installed
         import psutil
     except ImportError:

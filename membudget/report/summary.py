@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from membudget.units import gib, short
 
 
 class Summary:
-    """Collects the figures that reports carry (from xdist's workers too) and prints them."""
+    """Collects the figures that reports carry (from xdist's workers too) and prints them.
 
-    def __init__(self, config: pytest.Config, name: str) -> None:
-        self.config, self.name = config, name
+    skipped: how many tests cannot run on this machine, by the reason; not known with xdist, whose workers collect.
+    """
+
+    def __init__(self, config: pytest.Config, name: str, skipped: Mapping[str, int]) -> None:
+        self.config, self.name, self.skipped = config, name, skipped
         self.rows: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -41,8 +45,11 @@ class Summary:
         return "failed", "F", (f"FAILED ({text})", {"red": True})
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table; nothing with -q or without budgets."""
-        if not self.rows or self.config.get_verbosity() < 0:
+        """The table, and why tests cannot run here; nothing with -q or without budgets."""
+        if self.config.get_verbosity() < 0:
+            return
+        self._not_here(terminalreporter)
+        if not self.rows:
             return
         terminalreporter.section("memory budgets")
         rows = sorted(self.rows.values(), key=_by_number)
@@ -53,6 +60,14 @@ class Summary:
             colour = {"red": True} if row["failed"] else {"green": True}
             terminalreporter.write(f"{row['budget']:{width}}  {size:>14}  {left:>14}  ")
             terminalreporter.line(_verdict(row), **colour)
+
+    def _not_here(self, terminalreporter: Any) -> None:
+        """One line a reason, unless -rs says it anyway."""
+        if not self.skipped or "s" in str(self.config.getoption("reportchars", "")):
+            return
+        terminalreporter.section("not on this machine")
+        for reason, many in sorted(self.skipped.items(), key=lambda pair: -pair[1]):
+            terminalreporter.line(f"{many:>5} test{'s' if many != 1 else ' '}  {reason}")
 
     def _figures(self, report: Any) -> dict[str, Any] | None:
         if getattr(report, "when", None) != "call":
