@@ -40,7 +40,8 @@ def loads(text: str) -> Any:
     if _scan is not None:
         try:
             value, end = _scan(text, len(text) - len(text.lstrip(_SPACE)))
-        except StopIteration:
+        except (StopIteration, SystemError):
+            # before 3.12 the scanner has no error to raise until `json.decoder` is there, and says SystemError
             pass
         else:
             if not text[end:].strip(_SPACE):

@@ -17,7 +17,7 @@ from membudget.probe.comparison import Comparison
 from membudget.probe.serve import CannotServe, serve, server_command, serving
 from tests_hw.test_served import rehearsal
 
-pytestmark = pytest.mark.math
+pytestmark = pytest.mark.suite
 
 #: A server of its own: what it answers to GET and to POST, in Python.
 FAKE = """
@@ -125,7 +125,8 @@ def test_a_command_may_have_spaces(tmp_path: Path) -> None:
 
 
 _INTERRUPTED = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from tests_hw.test_hostile_servers import served
 served(["bash", "-c", "setsid sleep 600 & echo $! > {pids}; sleep 600 & echo $! >> {pids}; echo $$ >> {pids}; wait"])
 """

@@ -122,7 +122,9 @@ def test_colours_on_a_terminal(variables: dict[str, str], colours: bool) -> None
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_ctrl_c_says_nothing(tmp_path: Path) -> None:
     """Ctrl-C while a log is streamed in ends without a traceback."""
-    command = [sys.executable, "-m", "membudget", "log", "-"]
+    # a shell's background jobs ignore SIGINT, and so would this child
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from membudget.cli import entry; "
+    command = [sys.executable, "-c", code + "entry()", "log", "-"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdin is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,24 @@ def test_without_the_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the scanner is missing, `json` reads."""
     monkeypatch.setattr(quick_json, "_scan", None)
     assert loads('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+
+
+def test_a_cut_document_in_a_fresh_process() -> None:
+    """Where nothing has loaded `json` yet, a document cut anywhere is the error that `json` makes of it."""
+    code = (
+        "import sys\n"
+        "from membudget.quick_json import loads\n"
+        "text = sys.argv[1]\n"
+        "for end in range(len(text)):\n"
+        "    for name in [name for name in sys.modules if name.partition('.')[0] == 'json']:\n"
+        "        del sys.modules[name]\n"
+        "    try:\n"
+        "        loads(text[:end])\n"
+        "    except ValueError as error:\n"
+        "        assert type(error).__name__ == 'JSONDecodeError', (end, error)\n"
+        "    else:\n"
+        "        raise SystemExit(f'{end} characters were read')\n"
+    )
+    text = '{"model_type": "lla\\u006da", "size": [1, 2.5e3, -7], "x": {"y": null, "z": true}}'
+    done = subprocess.run([sys.executable, "-S", "-c", code, text], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
