@@ -15,7 +15,7 @@ HANGS = "no answer"
 
 
 class Answer(NamedTuple):
-    """text: standard output, None where there is none to have.  why: how it failed, "" where it did not or is missing."""
+    """text: standard output, None where there is none.  why: how it failed, "" where it did not or is not installed."""
 
     text: str | None
     why: str = ""

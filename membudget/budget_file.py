@@ -334,22 +334,36 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
         if not path:
             raise NoBudgets("the path is empty: name a budget file, or a folder of them")
         if os.path.isdir(path):
-            try:
-                entries = os.listdir(path)
-            except OSError as error:
-                raise NoBudgets(f"{path}: cannot be read: {error.strerror}") from None
-            names = sorted(name for name in entries if name.endswith(SUFFIXES) and not name.startswith("."))
+            names = _within(path)
             if not names:
                 raise NoBudgets(
                     f"{path}: no budget in it; a budget is a .yaml file, `membudget init` writes a first one"
                 )
-            yield from (os.path.join(path, name) for name in names)
+            yield from names
         elif os.path.exists(path):
             if not path.endswith(SUFFIXES):
                 raise NoBudgets(f"{path}: a budget is a .yaml file, or pass a folder of them")
             yield path
         else:
             raise NoBudgets(f"{path}: no such file or folder")
+
+
+def _within(folder: str) -> list[str]:
+    """Every budget file of a folder and of the folders in it, hidden ones and links to folders left out."""
+
+    def refuse(error: OSError) -> None:
+        raise NoBudgets(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+    found = []
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        # a folder that is named like a budget is one that cannot be read: a problem of its own
+        found += [os.path.join(place, name) for name in sorted([*files, *folders]) if _is_budget(name)]
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_budget(name))
+    return found
+
+
+def _is_budget(name: str) -> bool:
+    return name.endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _shown(file: str, root: str | None) -> str:

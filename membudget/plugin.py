@@ -8,15 +8,16 @@ conftest.py names this plugin in `pytest_plugins`; nobody else's `slow` is touch
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+
+from membudget.plugin_options import add_options, is_named
 
 if TYPE_CHECKING:
     from membudget.budget import Budget
@@ -32,23 +33,6 @@ MARKERS = {
     "spark": "on a DGX Spark",
     "slow": "takes minutes; runs only when -m asks for it or the test is named",
 }
-#: Name, what it takes, whether it may be given more than once, help.
-_OPTIONS = (
-    (
-        "budgets",
-        "PATH",
-        True,
-        "a budget file or a folder of them (repeatable; default: ROOTDIR/budgets)",
-    ),
-    ("machines", "FILE", True, "a YAML table of your own machines (repeatable)"),
-    ("models", "DIR", False, "where checkpoints lie, as DIR/org/name or DIR/name"),
-    ("vllm", "CMD", False, "how vLLM is started: a python that has it, a vllm command, a container command"),
-    ("runs", "DIR", False, "where records of runs lie (default: MEMBUDGET_RUNS, else ROOTDIR/runs)"),
-    ("record", "", False, "add a record of this run: versions, and every line predicted and measured"),
-    ("compare", "RUN", False, "fail where a line moved since RUN (last-green, last, reference, transformers==5.8.0)"),
-    ("dry-run", "", False, "measure nothing: print what would be loaded, and whether it would start"),
-    ("accept-drift", "REASON", False, "record this run as the new reference; refused where CI is set"),
-)
 #: The name under which a report carries a budget's figures, also between xdist's processes.
 _PROPERTY = "membudget"
 #: Budgets of these run with `-m spark` on a Spark.
@@ -60,7 +44,7 @@ class Budgets:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.explicit = _is_named(config.pluginmanager)
+        self.explicit = is_named(config.pluginmanager)
         self._files: list[BudgetFile] | None = None
         self._figures: dict[str, str] = {}
 
@@ -198,8 +182,8 @@ _SKIPPED = pytest.StashKey[dict[str, int]]()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Our options, where a conftest.py names this plugin."""
-    if _is_named(pluginmanager):
-        _add_options(parser)
+    if is_named(pluginmanager):
+        add_options(parser)
 
 
 @pytest.hookimpl(trylast=True)
@@ -208,39 +192,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser) -> None:
 
     Last of all: a project's own `--models` must win, and pytest refuses the second of two.
     """
-    _add_options(parser)
-
-
-def _add_options(parser: pytest.Parser) -> None:
-    group = parser.getgroup("membudget", "memory budgets")
-    taken = _option_names(parser)
-    for name, metavar, many, text in _OPTIONS:
-        if f"--{name}" in taken:
-            continue
-        dest = f"membudget_{name.replace('-', '_')}"
-        more: dict[str, Any] = {"action": "append" if many else "store", "metavar": metavar}
-        if not metavar:
-            more = {"action": "store_true"}
-        try:
-            group.addoption(f"--{name}", dest=dest, help=text, **more)
-        except (ValueError, argparse.ArgumentError):
-            continue
-
-
-def _option_names(parser: pytest.Parser) -> set[str]:
-    """The options that are there.  pytest has no public way to ask; before 9 it finds a conflict too late to catch."""
-    groups = [*getattr(parser, "_groups", ()), getattr(parser, "_anonymous", None)]
-    options = [option for group in groups for option in getattr(group, "options", ())]
-    return {name for option in options for name in option.names()}
-
-
-def _is_named(pluginmanager: pytest.PytestPluginManager) -> bool:
-    """Whether a conftest.py names this plugin in `pytest_plugins`."""
-    for plugin in pluginmanager.get_plugins():
-        named = getattr(plugin, "pytest_plugins", ())
-        if "membudget.plugin" in ((named,) if isinstance(named, str) else named):
-            return True
-    return False
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -260,7 +212,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def budget(request: pytest.FixtureRequest) -> Budget:
-    """One budget: a test that asks for it runs once for every budget."""
+    """One budget: a test that asks for it runs once for every budget, and fails where there is none."""
+    if isinstance(request.param, NoBudget):
+        pytest.fail(request.param.why, pytrace=False)
     return request.param  # type: ignore[no-any-return]
 
 
@@ -304,8 +258,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             params.append(pytest.param(file, id=file.stem))
         params += [pytest.param(item, id=item.id) for item in file.budgets]
     if not params:
-        reason = f"no budgets: no .yaml file in {budgets.config.rootpath}/budgets; pass --budgets=PATH"
-        params.append(pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason)))
+        why = (
+            f"no budgets: no .yaml file in {budgets.config.rootpath}/budgets, so nothing was checked; pass "
+            "--budgets=PATH, run pytest from the folder that has them, or write a first one with `membudget init`"
+        )
+        params.append(pytest.param(NoBudget(why), id="none"))
     metafunc.parametrize("budget", params, indirect=True)
 
 
@@ -351,6 +308,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             item.user_properties.append((_PROPERTY, figures))
         if item.config.stash[_BUDGETS].records and (lines := item.config.stash[_BUDGETS].lines(param)):
             item.user_properties.append(lines)
+
+
+class NoBudget(NamedTuple):
+    """Stands for the budgets that are not there: a test without one would prove nothing."""
+
+    why: str
 
 
 class BadFile(pytest.Item):

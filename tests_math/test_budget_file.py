@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from membudget.budget import DEFAULT_OVERHEAD, Budget
-from membudget.budget_file import BudgetFile, NoBudgets, Sources, load, load_file, parse
+from membudget.budget_file import BudgetFile, NoBudgets, Sources, find, load, load_file, parse
 from membudget.ledger import predict
 from membudget.model import build
 from membudget.yaml_strict import MAX_BYTES
@@ -288,6 +288,18 @@ def test_one_bad_file_leaves_the_others(tmp_path: Path) -> None:
         ("b", 0, True),
         ("c", 1, False),
     ]
+
+
+def test_folders_in_a_folder_are_read(tmp_path: Path) -> None:
+    """Budgets of every team are found, hidden folders and links to folders are not; what is found is said once."""
+    for folder in (".", "team-a", "team-b/late", ".git", "empty"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        if folder != "empty":
+            (tmp_path / folder / "chat.yaml").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    found = [Path(path).relative_to(tmp_path).as_posix() for path in find([tmp_path])]
+    assert found == ["chat.yaml", "team-a/chat.yaml", "team-b/late/chat.yaml"]
+    assert len({file.stem for file in load([tmp_path])}) == 3
 
 
 def test_ids_are_unique_across_folders(tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ def test_where_records_lie(
     assert not (pytester.path / "runs").exists()
 
 
+def test_a_record_that_cannot_be_written_hides_nothing(pytester: pytest.Pytester, run: Run) -> None:
+    """A folder that is a file: the tests' own outcome is there, the run is red, and what to do is said."""
+    (pytester.path / "runs").write_text("", encoding="utf-8")
+    result = run("--record")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["NOT recorded: *runs: *; name a folder that can be written with --runs=DIR"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
 def test_a_failed_test_is_a_failed_budget(pytester: pytest.Pytester, run: Run) -> None:
     """The first line of the failure is kept; a second test that passes does not make it green."""
     pytester.makepyfile(

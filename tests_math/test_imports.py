@@ -19,7 +19,7 @@ TIERS = (
     ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
     ("history", "report", "probe", "available"),
     ("doctor",),
-    ("api", "cli", "plugin", "commands", "tests"),
+    ("api", "cli", "plugin", "plugin_options", "commands", "tests"),
 )
 TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}
 

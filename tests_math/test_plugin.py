@@ -126,12 +126,15 @@ def test_a_folder_without_budgets_is_a_usage_error(pytester: pytest.Pytester, ru
     result.stderr.fnmatch_lines(["ERROR: --budgets *empty: no budget in it; a budget is a .yaml file*"])
 
 
-def test_without_budgets_the_test_is_skipped_with_what_to_do(pytester: pytest.Pytester, run: Run) -> None:
-    """Neither budgets/ nor --budgets: the reason says so."""
+def test_without_budgets_nothing_is_green(pytester: pytest.Pytester, run: Run) -> None:
+    """Neither budgets/ nor --budgets, as where a folder was moved: red, with what to do."""
     pytester.makepyfile(MINE)
-    result = run("-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*no budgets: no .yaml file in */budgets; pass --budgets=PATH"])
+    result = run()
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["*no budgets: no .yaml file in */budgets, so nothing was checked; pass --budgets=PATH*"]
+    )
 
 
 def test_a_bad_file_fails_once_and_leaves_the_others(pytester: pytest.Pytester, run: Run) -> None:

@@ -93,5 +93,6 @@ def test_a_cut_document_in_a_fresh_process() -> None:
         "        raise SystemExit(f'{end} characters were read')\n"
     )
     text = '{"model_type": "lla\\u006da", "size": [1, 2.5e3, -7], "x": {"y": null, "z": true}}'
-    done = subprocess.run([sys.executable, "-S", "-c", code, text], capture_output=True, text=True, cwd=ROOT, check=False)
+    command = [sys.executable, "-S", "-c", code, text]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -65,7 +65,16 @@ class Recorder:
         if self.ref:
             record = self._compared(record, session)
         if self.write:
+            self._write(record, session)
+
+    def _write(self, record: Record, session: pytest.Session) -> None:
+        """A record that cannot be written fails the run, and hides nothing of it."""
+        try:
             self.told.append(f"recorded {record.id} in {append(record, self.folder)}")
+        except OSError as error:
+            do = "name a folder that can be written with --runs=DIR"
+            self.told.append(f"NOT recorded: {self.folder}: {error.strerror or error}; {do}")
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What was written and what moved."""
