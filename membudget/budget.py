@@ -126,8 +126,9 @@ def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
 
 
 def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
-    """(tensor, pipeline) parallel sizes on so many machines: those of the engine, else all of them tensor parallel.
+    """(tensor, pipeline) parallel sizes on so many machines; the one that is not given makes up their product.
 
+    Neither given: all machines are tensor parallel.
     Raises `ValueError` for an engine without such sizes, and for a product that is not the number of machines.
     """
     tp, pp = (engine.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
@@ -135,14 +136,25 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
         raise ValueError(f"{machines:,} machines need `engine: {{vllm: ...}}`; {engine.name} is planned for one")
     if tp is None and pp is None:
         return machines, 1
-    tp, pp = tp or 1, pp or 1
-    if tp * pp != machines:
+    if tp and pp:
+        if tp * pp == machines:
+            return tp, pp
+        ways = [f"pipeline_parallel_size {machines // tp:,} with tensor_parallel_size {tp:,}"] * (machines % tp == 0)
+        ways += [f"tensor_parallel_size {machines // pp:,} with pipeline_parallel_size {pp:,}"] * (machines % pp == 0)
         raise ValueError(
             f"tensor_parallel_size {tp:,} x pipeline_parallel_size {pp:,} make {tp * pp:,} ranks, and machine names "
             f"{machines:,}; allowed: one rank for each machine, as `{tp * pp}x NAME`, "
-            f"or sizes whose product is {machines:,}"
+            f"or sizes whose product is {machines:,}{': ' * bool(ways)}{', or '.join(ways)}"
         )
-    return tp, pp
+    given, other, size = ("tensor", "pipeline", tp) if tp else ("pipeline", "tensor", pp or 1)
+    if machines % size:
+        sizes = [part for part in range(1, machines + 1) if machines % part == 0]
+        raise ValueError(
+            f"{given}_parallel_size {size:,} does not divide the {machines:,} that machine names; allowed: one rank "
+            f"for each machine, as `{size}x NAME`, or {given}_parallel_size {', '.join(map(str, sizes))} "
+            f"({other}_parallel_size is then {', '.join(str(machines // part) for part in sizes)})"
+        )
+    return (size, machines // size) if tp else (machines // size, size)
 
 
 __all__ = [

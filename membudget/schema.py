@@ -68,10 +68,13 @@ _VLLM = Fields(
             Count(1, MAX_MACHINES),
             "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
             "2",
-            default="the number of machines, where neither size is given; else 1",
+            default="the number of machines, divided by pipeline_parallel_size where that is given",
         ),
         "pipeline_parallel_size": Field(
-            Count(1, MAX_MACHINES), "Stages that the layers are dealt out to.", "2", default="1"
+            Count(1, MAX_MACHINES),
+            "Stages that the layers are dealt out to.",
+            "2",
+            default="the number of machines divided by tensor_parallel_size, where that is given; else 1",
         ),
     },
     refused={

@@ -46,7 +46,7 @@ expect:
 
 ```text
 pytest -m math                                  all budgets in budgets/
-pytest -m math --budgets=team/budgets           those of another folder (write the =)
+pytest -m math --budgets=team/budgets           those of another folder and its subfolders (write the =)
 pytest -m math -k qwen3-8b-bf16.dgx-spark       one of them
 membudget check budgets/                        the same arithmetic without pytest
 ```

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats
-from membudget.budget import Budget
+from membudget.budget import Budget, engine_of, parallel_sizes
 from membudget.budget_file import Sources, parse
 from membudget.cli import main
 from membudget.engines.vllm.ranks import KNOWN, RankError, layer_of, stages
@@ -222,8 +222,13 @@ def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) ->
     ("old", "new", "line", "text"),
     [
         ("2x dgx-spark", "2x dgx-spark\nengine: {vllm: {tensor_parallel_size: 4}}", 6,
-         "engine.vllm.tensor_parallel_size: tensor_parallel_size 4 x pipeline_parallel_size 1 make 4 ranks, and"),
-        ("2x dgx-spark", "dgx-spark\nengine: {vllm: {tensor_parallel_size: 2}}", 6, "2 ranks, and machine names 1"),
+         "engine.vllm.tensor_parallel_size: tensor_parallel_size 4 does not divide the 2 that machine names"),
+        ("2x dgx-spark", "2x dgx-spark\nengine: {vllm: {tensor_parallel_size: 2, pipeline_parallel_size: 2}}", 6,
+         "make 4 ranks, and machine names 2; allowed: one rank for each machine, as `4x NAME`, or sizes whose product "
+         "is 2: pipeline_parallel_size 1 with tensor_parallel_size 2, or tensor_parallel_size 1 with"),
+        ("2x dgx-spark", "dgx-spark\nengine: {vllm: {tensor_parallel_size: 2}}", 6,
+         "tensor_parallel_size 2 does not divide the 1 that machine names; allowed: one rank for each machine, as "
+         "`2x NAME`, or tensor_parallel_size 1 (pipeline_parallel_size is then 1)"),
         ("2x dgx-spark", "6x h100", 5,
          "machine: Total number of attention heads (64) must be divisible by tensor parallel size (6)."),
         ("2x dgx-spark", "0x h100", 5, "0 machines are refused; allowed is 1 to 4,096"),
@@ -248,6 +253,34 @@ def test_layouts_that_are_refused(old: str, new: str, line: int, text: str) -> N
     (problem,) = problems
     assert problem.line == line
     assert text in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("machines", "tensor", "pipeline", "found"),
+    [(8, None, None, (8, 1)), (8, None, 2, (4, 2)), (8, 4, None, (4, 2)), (8, 1, None, (1, 8)), (8, None, 1, (8, 1)),
+     (8, 2, 4, (2, 4)), (1, 1, None, (1, 1)), (1, None, None, (1, 1))],
+)  # fmt: skip
+def test_the_size_that_is_not_given(
+    machines: int, tensor: int | None, pipeline: int | None, found: tuple[int, int]
+) -> None:
+    """One size given: the other is the machines divided by it.  None given: all are tensor parallel."""
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    options = {name: size for name, size in sizes.items() if size is not None}
+    assert parallel_sizes(machines, engine_of("vllm", options=options)) == found
+
+
+def test_a_size_that_does_not_divide_names_the_other() -> None:
+    """3 stages of 8 machines: the sizes that do divide, and what the option that was not given would be."""
+    with pytest.raises(ValueError, match=r"pipeline_parallel_size 3 does not divide the 8 that machine names") as error:
+        parallel_sizes(8, engine_of("vllm", options={"pipeline_parallel_size": 3}))
+    assert "pipeline_parallel_size 1, 2, 4, 8 (tensor_parallel_size is then 8, 4, 2, 1)" in str(error.value)
+
+
+def test_plan_infers_the_tensor_parallel_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--machine "8x h200" --pipeline-parallel-size 2` is tensor parallel 4."""
+    command = ["plan", "meta-llama/Llama-3.1-70B", "--machine", "8x h200", "--pipeline-parallel-size", "2"]
+    assert main([*command, "--offline"]) == 0
+    assert "tensor parallel 4, pipeline parallel 2" in " ".join(capsys.readouterr().out.split())
 
 
 def test_lists_of_machines_have_their_own_sizes() -> None:

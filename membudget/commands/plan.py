@@ -74,9 +74,13 @@ def options(parser: Declares) -> None:
     add(
         "--tensor-parallel-size",
         metavar="N",
-        help="ranks that share every layer; default: all machines of one --machine",
+        help="ranks that share every layer; default: all machines of one --machine, / stages",
     )
-    add("--pipeline-parallel-size", metavar="N", help="stages that layers are dealt out to; default: 1")
+    add(
+        "--pipeline-parallel-size",
+        metavar="N",
+        help="stages that layers are dealt out to; default: machines / tensor, else 1",
+    )
     add("--attention", choices=("sdpa", "eager"), default="sdpa", help="eager holds every score; default: sdpa")
     add("--logits", choices=("last", "every"), default="last", help="positions whose logits are kept; default: last")
     add("--why", action="store_true", help="show each line's formula with its numbers")
