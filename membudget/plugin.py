@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from membudget.plugin_options import add_options, is_named
+from membudget.plugin_options import add_options, is_named, refuse_paths_behind_a_space
 
 if TYPE_CHECKING:
     from membudget.budget import Budget
@@ -186,12 +186,16 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         add_options(parser)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_load_initial_conftests(parser: pytest.Parser) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, None, None]:
     """Our options, where the plugin is merely installed.
 
     Last of all: a project's own `--models` must win, and pytest refuses the second of two.
     """
+    refuse_paths_behind_a_space(args, str(early_config.invocation_params.dir))
+    yield
     add_options(parser)
 
 

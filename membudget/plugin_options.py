@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,3 +60,23 @@ def is_named(pluginmanager: pytest.PytestPluginManager) -> bool:
         if "membudget.plugin" in ((named,) if isinstance(named, str) else named):
             return True
     return False
+
+
+def refuse_paths_behind_a_space(args: Sequence[str], folder: str) -> None:
+    """`pytest.UsageError` for ``--models ~/models``: pytest would take that path for one of tests, and its rootdir.
+
+    pytest looks for the rootdir before it knows our options.  folder: where pytest was started; a path in it does
+    no harm.
+    """
+    paths = {f"--{name}" for name, metavar, *_ in _OPTIONS if metavar in ("PATH", "FILE", "DIR", "CMD")}
+    if any(arg.startswith(("--rootdir", "--config-file")) or arg == "-c" for arg in args):
+        return
+    for option, value in pairwise(args):
+        if option not in paths or value.startswith("-") or not os.path.exists(os.path.join(folder, value)):
+            continue
+        inside = os.path.realpath(os.path.join(folder, value)).startswith(os.path.realpath(folder) + os.sep)
+        if not inside:
+            raise pytest.UsageError(
+                f"write {option}={value} with an =: behind a space pytest takes a path outside of {folder} for one of "
+                "tests, and looks for its configuration there"
+            )

@@ -133,7 +133,7 @@ def _rehearsed(request: pytest.FixtureRequest, first: Plan) -> list[Plan]:
 
 
 def _settings(config: pytest.Config, device: str, budget: Budget) -> Settings:
-    models = config.getoption("membudget_models", None)
+    models = os.path.expanduser(config.getoption("membudget_models", None) or "")
     found = None
     for name in (budget.model.name, budget.model.name.replace("/", "--"), budget.model.name.rpartition("/")[2]):
         place = os.path.join(models, name) if models else ""

@@ -72,7 +72,7 @@ def vllm_of(config: pytest.Config) -> str:
 def made_for(config: pytest.Config, budget: Budget, *extra: str) -> Serving:
     """What would be started, or a skip that says why not."""
     vllm = vllm_of(config)
-    models = config.getoption("membudget_models", None)
+    models = os.path.expanduser(config.getoption("membudget_models", None) or "")
     checkpoint = None
     for name in (budget.model.name, budget.model.name.replace("/", "--"), budget.model.name.rpartition("/")[2]):
         place = os.path.join(models, name) if models else ""

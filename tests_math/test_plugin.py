@@ -322,7 +322,22 @@ def test_vllm_that_cannot_be_started_is_no_skip(run: Run, command: str) -> None:
 def test_vllm_may_be_a_file_a_folder_or_words(run: Run) -> None:
     """A python, its environment's folder, a command with arguments."""
     for command in (sys.executable, sys.prefix, f"{sys.executable} -m vllm"):
-        assert run("--vllm", command).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+        assert run(f"--vllm={command}").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize("option", ["--models", "--budgets", "--vllm"])
+def test_a_path_behind_a_space_would_move_the_root(pytester: pytest.Pytester, run: Run, option: str) -> None:
+    """pytest takes it for a path of tests before it knows our options: the = is asked for; a path within is fine."""
+    pytester.makepyfile("def test_it(): pass")
+    outside = pytester.path.parent
+    result = run(option, str(outside))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"write {option}={outside} with an =" in result.stderr.str()
+    (pytester.path / "mine").mkdir()
+    (pytester.path / "mine" / "chat.yaml").write_text(FITS, encoding="utf-8")
+    run(option, "mine").assert_outcomes(passed=1)
+    named = pytester.runpytest_subprocess("-p", "membudget.plugin", f"--rootdir={pytester.path}", option, str(outside))
+    assert "with an =" not in named.stderr.str()
 
 
 def test_markers_are_registered(pytester: pytest.Pytester, run: Run) -> None:
