@@ -6,8 +6,10 @@ worksheet is printed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,9 +142,16 @@ def _settings(config: pytest.Config, device: str, budget: Budget) -> Settings:
         if place and any(entry.endswith(".safetensors") for entry in _entries(place)):
             found = place
     if device == "cpu":  # counted exactly in its own process: others on this machine do not disturb it
-        lock = f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}"
+        lock = own_lock()
         return Settings(checkpoint=found, lock=lock, wait=WAIT, report=_progress(config).hear)
     return Settings(checkpoint=found, report=_progress(config).hear)
+
+
+def own_lock() -> str:
+    """A lock of this process alone, gone with it: what is counted exactly in its own process disturbs nobody."""
+    path = os.path.join(tempfile.gettempdir(), f"membudget.rehearsal.{os.getuid()}.{os.getpid()}")
+    atexit.register(lambda: Path(path).unlink(missing_ok=True))
+    return path
 
 
 def _progress(config: pytest.Config) -> Progress:

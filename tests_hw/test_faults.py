@@ -111,11 +111,12 @@ def test_watchdog_stops_a_measurement(llama: Budget) -> None:
         available = system.available()
         assert available is not None
         # Others on this machine come and go; 1.5 GiB is mostly more than they move, and less than the hog takes.
-        # Where somebody else reached the floor, the worker was stopped before it took anything: once more.
+        # Where somebody else reached the floor the worker was stopped before it took anything, and where somebody
+        # else ended there was room for it: once more.
         outcome = _hog(llama, available - 3 * GIB // 2, 120.0)
-        _assert_stopped(outcome)
-        if outcome.last_stage != "start":
+        if outcome.status == "killed" and outcome.last_stage != "start":
             break
+    _assert_stopped(outcome)
     assert outcome.last_stage == "weights"
     assert any("readings" in stage for stage in outcome.stages)
 

@@ -20,7 +20,7 @@ from membudget.probe import guard
 from membudget.probe.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
-from tests_hw.conftest import _marker, _other_machine, say_dry
+from tests_hw.conftest import _marker, _other_machine, own_lock, say_dry
 
 HERE = Path(__file__).parent
 #: Seconds that two processes of one pytest run wait for each other on the CPU.
@@ -96,7 +96,7 @@ def test_served(served: Budget, request: pytest.FixtureRequest) -> None:
         text = f"{served.id}, served: {shlex.join(made.command)}\n  now: {outlook(made)[1]}"
         say_dry(request.config, f"{served.id}, served", text)
         pytest.skip("--dry-run: nothing is started; see the end of the report")
-    lock = f"/tmp/membudget.rehearsal.{os.getuid()}.{os.getpid()}" if served.machine.platform == "cpu" else None
+    lock = own_lock() if served.machine.platform == "cpu" else None
     comparison = serve(made, lock_file=lock, wait=WAIT, environment=environment_of(served))
     from membudget.history.lines import settings
     from membudget.history.recorder import prop, rows_to_lines

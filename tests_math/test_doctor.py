@@ -111,7 +111,7 @@ def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
             "NVIDIA GB10, [N/A], [N/A]\n"
         ),
     }
-    box.packages = {"torch": "2.13.0+cu130", "transformers": "5.24.0", "vllm": "0.32.0"}
+    box.packages = {"torch": "2.13.0+cu130", "transformers": "5.24.0", "vllm": "0.32.0", "nvidia-ml-py": "13.590"}
     put(box)
     return box
 

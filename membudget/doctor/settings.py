@@ -78,6 +78,17 @@ def disk(look: Look) -> Trap:
     return Trap("disk", "clear", text)
 
 
+def nvml(look: Look) -> Trap:
+    """NVML for Python: the bytes of each process, where nvidia-smi says N/A."""
+    if not look.gpus:
+        return Trap("nvml", "clear", "no NVIDIA GPU")
+    version = look.source.version("nvidia-ml-py")
+    if version:
+        return Trap("nvml", "clear", f"nvidia-ml-py {version}")
+    text = "NVML's Python is not installed: a process's own device bytes (cuda_context, context_of_two) stay unknown"
+    return Trap("nvml", "note", text, "pip install nvidia-ml-py")
+
+
 def offline(look: Look) -> Trap:
     """Whether the hub is asked."""
     names = [name for name in _OFFLINE if look.source.environment().get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
@@ -149,5 +160,6 @@ SETTINGS: tuple[Callable[[Look], Trap], ...] = (
     container,
     vllm,
     transformers,
+    nvml,
     offline,
 )

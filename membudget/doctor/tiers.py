@@ -9,12 +9,13 @@ from membudget.doctor.machine import Look, value
 from membudget.engines.vllm.oracle import ENV as VLLM
 from membudget.probe.readings import Unknown
 
-#: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64.
-TORCH_CUDA = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+#: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64; of the version that is there.
+TORCH_CUDA = "pip install --force-reinstall torch{version} --index-url https://download.pytorch.org/whl/cu130"
 PACKAGES = "pip install 'membudget[transformers]'"
 #: Name, what it proves, how it is run.
 TIERS = (
     ("math", "the arithmetic", "pytest -m math"),
+    ("suite", "membudget's own machinery", "pytest -m suite"),
     ("transformers", "against transformers on fake tensors", "pytest -m transformers"),
     ("cpu", "tiny models, measured", "pytest -m cpu"),
     ("cuda", "budgets measured on an NVIDIA GPU", "pytest -m cuda"),
@@ -56,7 +57,10 @@ def _marker(look: Look, name: str) -> tuple[str, str]:
     text, _, fix = why.partition(": pip install")
     if fix:
         return text, PACKAGES
-    return (text, TORCH_CUDA) if text.startswith("needs torch with CUDA") else (text, "")
+    if not text.startswith("needs torch with CUDA"):
+        return text, ""
+    version = (value(look.torch) or "").partition("+")[0]
+    return text, TORCH_CUDA.format(version=f"=={version}" if version else "")
 
 
 def _vllm(look: Look) -> tuple[str, str]:

@@ -200,7 +200,8 @@ def utilization(look: Look) -> Trap:
     machine, total = look.machine, value(look.total)
     if machine is None or total is None or machine.platform not in ("cuda", "rocm"):
         return Trap("utilization", "clear" if machine else "unknown", "no GPU that vLLM takes a share of")
-    version = DEFAULT if isinstance(look.vllm, Unknown) else value(look.vllm.version) or DEFAULT
+    installed = None if isinstance(look.vllm, Unknown) else value(look.vllm.version)
+    version = installed or DEFAULT
     try:
         default = rules(version).utilization
     except VersionError:
@@ -219,7 +220,8 @@ def utilization(look: Look) -> Trap:
     most = max(most, 0)
     asks = total * default // 100
     share = min(most * 100 // total / 100, SPARK_SHARE if look.spark else 1.0)
-    text = f"vLLM {version} claims {default / 100:.2f} of {gib(total, 2)} by default: {gib(asks, 2)}; {why}"
+    who = f"vLLM {version}" if installed else f"vLLM (none is installed; as of {version})"
+    text = f"{who} claims {default / 100:.2f} of {gib(total, 2)} by default: {gib(asks, 2)}; {why}"
     if asks <= most and share >= default / 100:
         return Trap("utilization", "clear", text)
     if look.spark and share == SPARK_SHARE:
@@ -255,8 +257,8 @@ TRAPS: tuple[Callable[[Look], Trap], ...] = (
     driver,
     thrashing,
     engines,
-    page_cache,
     utilization,
+    page_cache,
     swap,
     zram,
     desktop,

@@ -20,7 +20,7 @@ def opened() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        raise NoAnswer("pynvml is not installed") from None
+        raise NoAnswer("pynvml is not installed: pip install nvidia-ml-py") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
