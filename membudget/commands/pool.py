@@ -24,6 +24,7 @@ from membudget.engines.vllm.derive import batched_tokens
 from membudget.engines.vllm.identity import Figures, Identity, identity
 from membudget.engines.vllm.pool import Pool, PoolRequest, plan_pool
 from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
+from membudget.engines.vllm.versions import rules
 from membudget.ledger import MAX_CTX, predict
 
 TYPE_CHECKING = False
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from membudget.machines import Machine
     from membudget.model import Model
 
-DEFAULT_UTILIZATION = "0.9"
-
 
 def options(parser: Declares) -> None:
     """The arguments of `membudget pool`."""
@@ -43,7 +42,7 @@ def options(parser: Declares) -> None:
     add("--available-kv", metavar="SIZE", help="bytes for the pool, of the smallest rank: 60GiB")
     add("--machine", metavar="NAME", help="what it has left for the pool; not --available-kv")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
-    add("--gpu-memory-utilization", metavar="X", default=DEFAULT_UTILIZATION, help=f"default: {DEFAULT_UTILIZATION}")
+    add("--gpu-memory-utilization", metavar="X", help="default: the version's own, 0.92 since 0.20.0, 0.9 before")
     add("--format", metavar="NAME", help="of the weights, with --machine; default: its own")
     add("--kv-cache-memory-bytes", metavar="SIZE", help="vLLM's option: fixes the pool")
     add("--num-gpu-blocks-override", metavar="N", help="vLLM's option: fixes the number of blocks")
@@ -124,7 +123,9 @@ def run(args: Arguments) -> Result:
 
 def _left(args: Arguments, model: Model, form: Format, machine: Machine, batched: int) -> Identity:
     """What one device has for the pool: utilization x total, less weights, activations and overhead."""
-    part = share("--gpu-memory-utilization", args.gpu_memory_utilization)
+    given = args.gpu_memory_utilization
+    default = rules(args.vllm_version).utilization / 100
+    part = default if given is None else share("--gpu-memory-utilization", given)
     engine = Engine("vllm", batched, gpu_memory_utilization=part)
     budget = Budget("pool", model, form, choose_cache("auto", form, model), 1, 1, machine, engine)
     ledger = predict(budget)
