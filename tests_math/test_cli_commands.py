@@ -68,6 +68,19 @@ def test_pool_known_answer(ask: Ask) -> None:
     assert set(pool) >= {"block_size", "page_size", "groups", "tokens", "max_model_len"}
 
 
+@pytest.mark.parametrize(
+    ("version", "util", "own"), [("0.32.0", "0.92", 0.92), ("0.20.0", "0.92", 0.92), ("0.19.1", "0.9", 0.9)]
+)
+def test_pool_takes_the_versions_utilization(ask: Ask, version: str, util: str, own: float) -> None:
+    """gpu_memory_utilization is 0.92 by default since vLLM 0.20.0 and 0.9 before (config/cache.py of each)."""
+    argv = ("pool", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--vllm-version", version)
+    code, pool = ask(*argv)
+    assert code == 0
+    assert ask(*argv, "--gpu-memory-utilization", util)[1] == pool
+    requested = next(part["bytes"] for part in pool["identity"]["parts"] if part["name"] == "requested")
+    assert requested == pytest.approx(own * 121.68955612182617 * GIB, abs=2)
+
+
 def test_pool_refuses_in_vllms_words(run: Run) -> None:
     """A pool too small for one request is exit code 1 with the engine's own sentence."""
     code, out, err = run("pool", "Qwen/Qwen3-8B", "--available-kv", "1GiB", "--max-model-len", "32k")

@@ -359,9 +359,11 @@ def test_a_log_of_another_model_than_the_budgets_is_named(tmp_path: Path, model:
     """A budget of one model beside a log of another: the difference is explained, not only counted."""
     file = tmp_path / "server.log"
     file.write_text("\n".join(start("Qwen/Qwen3-8B")))
-    note = explain_file(str(file), model=model("meta-llama/Llama-3.1-8B")).document[0]["note"]
-    assert "names Qwen/Qwen3-8B, which is another model than the budget's meta-llama/Llama-3.1-8B" in note
-    assert "another model" not in explain_file(str(file), model=model("Qwen/Qwen3-8B")).document[0]["note"]
+    found = explain_file(str(file), model=model("meta-llama/Llama-3.1-8B"))
+    assert found.code == 1
+    (check,) = found.document[0]["differences"]
+    assert "of Qwen/Qwen3-8B, another model than the budget's meta-llama/Llama-3.1-8B" in check["text"]
+    assert "another model" not in explain_file(str(file), model=model("Qwen/Qwen3-8B")).text
 
 
 def cures(lines: list[str]) -> list[str]:

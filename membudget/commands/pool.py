@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from membudget import machines
 from membudget.budget import DEFAULT_BATCHED_TOKENS, Budget, Engine
+from membudget.capacity import share_text, share_that_leaves, takes_the_systems
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
@@ -42,7 +43,7 @@ def options(parser: Declares) -> None:
     add("--available-kv", metavar="SIZE", help="bytes for the pool, of the smallest rank: 60GiB")
     add("--machine", metavar="NAME", help="what it has left for the pool; not --available-kv")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
-    add("--gpu-memory-utilization", metavar="X", help="default: the version's own, 0.92 since 0.20.0, 0.9 before")
+    add("--gpu-memory-utilization", metavar="X", help="default: the version's own")
     add("--format", metavar="NAME", help="of the weights, with --machine; default: its own")
     add("--kv-cache-memory-bytes", metavar="SIZE", help="vLLM's option: fixes the pool")
     add("--num-gpu-blocks-override", metavar="N", help="vLLM's option: fixes the number of blocks")
@@ -74,6 +75,7 @@ def run(args: Arguments) -> Result:
     fixed = None if args.kv_cache_memory_bytes is None else size("--kv-cache-memory-bytes", args.kv_cache_memory_bytes)
     model, found = find_model(args)
     rest: Identity | None = None
+    notes: list[str] = []
     machine = None if args.machine is None else machines.get(args.machine, (args.machines,) if args.machines else ())
     memory, title = (None, "") if machine is None else (machine.cuda_total or machine.memory, machine.title)
     if args.available_kv:
@@ -83,7 +85,10 @@ def run(args: Arguments) -> Result:
             raise InputError("--machine: with --tp or --pp give --available-kv: membudget knows one device's rest only")
         step, _ = batched_tokens(batched, args.platform, memory, title, 1)
         form = choose_format(args.format, model, found)
-        rest = _left(args, model, form, machine, step or DEFAULT_BATCHED_TOKENS)
+        budget = _budget(args, model, form, machine, step or DEFAULT_BATCHED_TOKENS)
+        rest = _left(budget, args.vllm_version)
+        if fixed is None and args.num_gpu_blocks_override is None and takes_the_systems(budget):
+            notes.append(_too_large_a_share(budget))
         available = rest.predicted
     elif fixed is None:
         raise InputError(
@@ -118,17 +123,31 @@ def run(args: Arguments) -> Result:
     )
     document = {"model": model.name, "source": found.source, **pool.as_json()}
     document["identity"] = rest.as_json() if rest else None
-    return Result(0 if pool.starts else 1, document, lambda: _text(model, pool, rest))
+    document["notes"] = notes
+    return Result(0 if pool.starts else 1, document, lambda: _text(model, pool, rest, notes))
 
 
-def _left(args: Arguments, model: Model, form: Format, machine: Machine, batched: int) -> Identity:
-    """What one device has for the pool: utilization x total, less weights, activations and overhead."""
+def _budget(args: Arguments, model: Model, form: Format, machine: Machine, batched: int) -> Budget:
+    """One user's one token: what is beside the pool does not depend on them."""
     given = args.gpu_memory_utilization
     default = rules(args.vllm_version).utilization / 100
     part = default if given is None else share("--gpu-memory-utilization", given)
     engine = Engine("vllm", batched, gpu_memory_utilization=part)
-    budget = Budget("pool", model, form, choose_cache("auto", form, model), 1, 1, machine, engine)
-    ledger = predict(budget)
+    return Budget("pool", model, form, choose_cache("auto", form, model), 1, 1, machine, engine)
+
+
+def _too_large_a_share(budget: Budget) -> str:
+    """That vLLM would start and take what the operating system is left, and the share that leaves it."""
+    most = share_that_leaves(budget)
+    leaves = "no share leaves it" if most is None else f"{most} leaves it"
+    return f"{budget.machine.name}: {share_text(budget)}; {leaves} (`membudget doctor` says what runs there needs)"
+
+
+def _left(budget: Budget, version: str) -> Identity:
+    """What one device has for the pool: utilization x total, less weights, activations and overhead."""
+    ledger, machine = predict(budget), budget.machine
+    part, batched = budget.engine.gpu_memory_utilization, budget.engine.max_num_batched_tokens
+    assert part is not None
     graphs = budget.overhead["cuda_graphs"]
     found = identity(
         Figures(
@@ -139,9 +158,9 @@ def _left(args: Arguments, model: Model, form: Format, machine: Machine, batched
             non_torch=sum(budget.overhead.values()) - graphs,
             graph_estimate=graphs,
         ),
-        args.vllm_version,
+        version,
     )
-    assumed = {"weights": form.name, "activation": f"{batched:,} tokens a step"}
+    assumed = {"weights": budget.format.name, "activation": f"{batched:,} tokens a step"}
     parts = tuple(
         item._replace(why=assumed.get(item.name, "assumed until measured")) if item.why == "as printed" else item
         for item in found.parts
@@ -169,10 +188,13 @@ def _length(text: str) -> int:
     return -1 if text == "-1" or text == "auto" else context("--max-model-len", text, MAX_CTX)
 
 
-def _text(model: Model, pool: Pool, rest: Identity | None) -> str:
+def _text(model: Model, pool: Pool, rest: Identity | None, notes: list[str]) -> str:
     from membudget.report.terminal import Terminal, plain
 
-    lines = [Terminal.of().paint(plain(model.name), "bold"), *pool.lines()]
+    terminal = Terminal.of()
+    lines = [terminal.paint(plain(model.name), "bold"), *pool.lines()]
     if rest is not None:
         lines += ["", *rest.lines()]
+    for note in notes:
+        lines += ["", *terminal.wrap(note)]
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from membudget.engines.vllm import verdict as of
+from membudget.engines.vllm.against import Expected, against
 from membudget.engines.vllm.compare import Compared, Option, compare, options
 from membudget.engines.vllm.log import parse_file
 from membudget.engines.vllm.record import EngineLog
@@ -45,8 +46,8 @@ _POOL = (
 class Explained(NamedTuple):
     """What `membudget log` says.
 
-    code: 0 all started and agrees; 1 an engine did not start, or its log ends before it did, or
-        a figure differs; 2 no vLLM in it.
+    code: 0 all started and agree; 1 an engine did not start, or its log ends before it did, or
+        a figure, a setting or the model differs; 2 no vLLM in it.
     document: one object an engine.  text: one screen an engine.
     """
 
@@ -62,6 +63,7 @@ def explain_file(
     known: Mapping[str, Any] | None = None,
     total: int | None = None,
     weights: int | None = None,
+    expected: Expected | None = None,
 ) -> Explained:
     """Read a log (``-`` for the standard input) and say what it means.
 
@@ -69,6 +71,8 @@ def explain_file(
     known: fields of `PoolRequest` that a budget knows and a log may not print.
     total: bytes of the device, where the log does not print them.
     weights: bytes that a budget predicts for one rank.
+    expected: all that a budget says of the start: settings, bytes for the pool; a log of a model that is known to be
+    another one is then not compared any further.
     Raises `OSError` for a file that cannot be read.
     """
     engines = parse_file(path)
@@ -79,10 +83,13 @@ def explain_file(
     bad = False
     for index, log in enumerate(engines):
         found, note = (model, "") if model is not None else find_model(log)
-        compared = compare(log, found, known)
-        if model is not None:
-            note = _other(log, model, any(check.holds is False for check in compared.checks))
-        if weights is not None and (check := _weights(log, weights)) is not None:
+        other = "" if model is None else another_model(log, model)
+        compared = Compared(None, (_not_the_model(log, other),), "") if other else compare(log, found, known)
+        if model is not None and not other:
+            if expected is not None:
+                compared = compared._replace(checks=(*compared.checks, *against(log, expected)))
+            note = _unknown_model(log, model, any(check.holds is False for check in compared.checks))
+        if not other and weights is not None and (check := _weights(log, weights)) is not None:
             compared = compared._replace(checks=(*compared.checks, check))
         if note and not compared.note.startswith(note):
             compared = compared._replace(note=note if found is None else f"{note}; {compared.note}".rstrip("; "))
@@ -113,20 +120,33 @@ NOTHING = (
 )
 
 
-def _other(log: EngineLog, model: Model, differs: bool) -> str:
-    """A note where the log names a model that takes other bytes than the given one; "" where it does not.
-
-    differs: a figure of the log is off.  A folder or a served name may be any model: it is only named then.
-    """
+def another_model(log: EngineLog, model: Model) -> str:
+    """One sentence where the log names a model that is known here and takes other bytes than `model`; else ""."""
     if not log.model or log.model == model.name:
         return ""
     named, _ = find_model(log)
-    if named is None and not differs:
+    if named is None or (named.count.params, named.caches) == (model.count.params, model.caches):
         return ""
-    if named is not None and (named.count.params, named.caches) == (model.count.params, model.caches):
+    return (
+        f"the log is of {log.model}, another model than the budget's {model.name}: nothing else is compared; "
+        "give the budget of the log's model"
+    )
+
+
+def _not_the_model(log: EngineLog, text: str) -> Check:
+    named = [log.settings[name].line for name in ("model", "model_tag") if name in log.settings]
+    figure = log.get("model")
+    return Check("model", False, text, named[0] if named else figure.line if figure else log.first_line)
+
+
+def _unknown_model(log: EngineLog, model: Model, differs: bool) -> str:
+    """A note where a figure is off and the log's model is one that is not known here: a folder, a served name."""
+    if not differs or not log.model or log.model == model.name or find_model(log)[0] is not None:
         return ""
-    verb = "may be another model" if named is None else "is another model"
-    return f"the log names {log.model}, which {verb} than the budget's {model.name}: the arithmetic is the budget's"
+    return (
+        f"the log names {log.model}, which may be another model than the budget's {model.name}: "
+        "the arithmetic is the budget's"
+    )
 
 
 def find_model(log: EngineLog) -> tuple[Model | None, str]:
@@ -152,9 +172,10 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
     out = [_who(log), _how(log), ""]
     out += _budget(log, total)
     out += _pool(log, compared)
+    out += _against(compared)
     differ = [*of.differences(log), *(check for check in compared.checks if check.holds is False)]
     if differ:
-        out += ["does not agree"] + [f"  line {check.line}: {check.text}" for check in differ] + [""]
+        out += ["does not agree"] + [f"  {_at(check)}{check.text}" for check in differ] + [""]
     if cures := remedies(log, compared):
         width = max(len(cure.text) for cure in cures)
         out += ["what would start"] + [f"  {cure.text:<{width}}  {cure.why}" for cure in cures] + [""]
@@ -166,6 +187,18 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
     while out and not out[-1]:
         out.pop()
     return out
+
+
+def _at(check: Check) -> str:
+    return f"line {check.line}: " if check.line else ""
+
+
+def _against(compared: Compared) -> list[str]:
+    """What the budget predicts beside what was printed, and settings that it does not say."""
+    mine = [check for check in compared.checks if check.name.partition(".")[0] in ("setting", "pool_bytes")]
+    mine += [check for check in compared.checks if check.name == "weights_predicted"]
+    shown = [f"  {_at(check)}{check.text}" for check in mine if check.holds is not False]
+    return ["against the budget", *shown, ""] if shown else []
 
 
 def _who(log: EngineLog) -> str:

@@ -102,7 +102,7 @@ def verdict(log: EngineLog) -> Verdict:
         if "kv_tokens" in log.figures or "max_concurrency" in log.figures
         else ("after loading the weights" if "weights" in log.figures else "before loading the weights")
     )
-    return Verdict("truncated", "", f"the log ends {done}, neither ready nor refused", 0)
+    return Verdict("truncated", "", f"the log ends {done}, neither ready nor refused; give it to its end", 0)
 
 
 def _ended(log: EngineLog, line: int) -> bool:
@@ -155,7 +155,7 @@ def identity(log: EngineLog, total: int | None = None) -> Check:
 
 def budget(log: EngineLog, total: int | None = None) -> Identity:
     """The lines of the log as `membudget.engines.vllm.identity` sums them."""
-    estimate = log.value("cudagraph_estimate") if _charges_graphs(log) else None
+    estimate = log.value("cudagraph_estimate") if charges_graphs(log) else None
     known = version_of(log)
     version = log.version if log.version and known is not None and known >= OLDEST else DEFAULT
     if estimate is not None and not rules(version).graph_estimate:
@@ -186,7 +186,7 @@ def budget(log: EngineLog, total: int | None = None) -> Identity:
     return sum_up(figures, version)
 
 
-def _charges_graphs(log: EngineLog) -> bool:
+def charges_graphs(log: EngineLog) -> bool:
     """Whether the CUDA-graph estimate was taken off the pool: as the log says, else as its version does."""
     if "graphs_not_charged" in log.figures:
         return False
