@@ -105,7 +105,7 @@ def parse(data: bytes, file: str) -> tuple[Node | None, list[Problem]]:
         problems.append(Problem(file, line, "", text))
 
     if len(data) > MAX_BYTES:
-        problem(1, f"{len(data):,} bytes are no budget; a file has at most {MAX_BYTES:,}")
+        problem(1, f"{len(data):,} bytes are too many; a file has at most {MAX_BYTES:,}")
         return None, problems
     try:
         text = data.decode("utf-8-sig")
@@ -211,7 +211,7 @@ def _resolve(text: str) -> tuple[Scalar, str]:
         return text, f"write {text.lower()}"
     if text.lower() in _WORDS:
         write = "true" if text.lower() in ("on", "yes", "y") else "false"
-        return text, f"{text} is a boolean to some YAML readers and text to others: write {write}, or '{text}'"
+        return text, f"{text} is a boolean to some YAML readers and text to others: write {write}; in quotes it is text"
     if _INT.fullmatch(text):
         if len(text) > 30:
             return text, f"{text[:20]}... is too large"

@@ -217,7 +217,7 @@ def test_quotes_make_text_of_a_trap() -> None:
         (b"just text", 1, "'just text' is refused"),
         (b"model: \xff\xfe", 1, "byte 0xff is not UTF-8 text"),
         (b"a: 1\nb: \x07\n", 2, "character U+0007 is not allowed in YAML"),
-        (b"why: " + b"x" * MAX_BYTES, 1, "bytes are no budget"),
+        (b"why: " + b"x" * MAX_BYTES, 1, "bytes are too many"),
         (b"[" * 2000, 1, "12 levels: this is no budget"),
         (b"{a: " * 2000, 1, "12 levels: this is no budget"),
         (b"users: [" + b"1, " * 20_000 + b"1]", 1, "5,000 values"),

@@ -240,3 +240,18 @@ def _built(raw: dict[str, Any]) -> tuple[Model | None, str]:
         return build(raw, "somewhere/config.json"), ""
     except ConfigError as error:
         return None, str(error)
+
+
+@pytest.mark.parametrize("architectures", [["WombatForCausalLM"], None])
+def test_a_config_with_llamas_keys_is_closest_to_llama(architectures: list[str] | None) -> None:
+    """Nothing in it that Llama has not, an activation's name included: no rarer family is proposed."""
+    config = {
+        "model_type": "wombat9", "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 80, "vocab_size": 32000,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    if architectures:
+        config["architectures"] = architectures
+    with pytest.raises(UnknownModelType, match="closest to llama: --as llama"):
+        build(config)

@@ -10,7 +10,7 @@ from membudget.commands import Result
 from membudget.commands.common import folder
 from membudget.judge import Verdict, judge
 from membudget.report.terminal import Terminal
-from membudget.units import both, exact, short
+from membudget.units import both, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ def _broken(finding: Finding) -> str:
         return f"{finding.field}: {str(predicted).lower()} predicted, {str(expected).lower()} expected: {finding.why}"
     unit = getattr(expected, "unit", "")
     if unit == "bytes":
-        # the same digits on both sides would say nothing
-        shown = exact(predicted) if predicted >= 0 and not exact(predicted).endswith(" B") else both(predicted)
+        shown = f"{both(predicted).partition(' (')[0]} ({predicted:,} B)"
     else:
         shown = f"{predicted:,}" if isinstance(predicted, int) else str(predicted)
     return f"{finding.field}: {shown} predicted, {expected} expected: {finding.why}"

@@ -47,6 +47,11 @@ class KvBytes(NamedTuple):
         grown = sum(size for size, window in self.grows if not window or length <= window)
         return grown + sum(-(-size // rate) for size, rate in self.entries)
 
+    @property
+    def bends(self) -> tuple[int, ...]:
+        """Lengths from which on fewer layers grow."""
+        return tuple(window for _, window in self.grows if window)
+
 
 class KvDtype(NamedTuple):
     """How keys and values are stored.
@@ -244,7 +249,8 @@ def get(
         if known is None:
             from difflib import get_close_matches
 
-            near = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+            matches = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+            near = list(dict.fromkeys(_SYNONYMS.get(match, match) for match in matches))
             shown = name if len(name) <= 120 else name[:117] + "..."
             hint = f": did you mean {', '.join(near)}?" if near else "."
             raise UnknownFormat(f"unknown kv cache dtype {shown!r}{hint} Known are {', '.join(names())}")
@@ -259,16 +265,22 @@ def get(
     return found._replace(indexer=_VLLM_INDEX) if engine == "vllm" else found
 
 
-def auto(config: Config, hf_quant_config: Mapping[str, Any] | None = None, form: Format | None = None) -> KvDtype:
+def auto(
+    config: Config,
+    hf_quant_config: Mapping[str, Any] | None = None,
+    form: Format | None = None,
+    engine: str | None = None,
+) -> KvDtype:
     """What ``auto`` means for this checkpoint: its declared KV scheme, else the dtype it is served in.
 
+    engine: as in `get`; llama.cpp knows no declared scheme: its own default is fp16 (``-ctk f16``).
     form: the weight format it is served in; where that is a dense dtype the model runs in it.
     Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
     from membudget.formats.quantization import declaration
 
     declared = declaration(config, hf_quant_config)
-    if declared is not None:
+    if declared is not None and engine != "llama.cpp":
         scheme = declared.raw.get("kv_cache_scheme") or declared.raw.get("kv_cache_quant_algo")
         if scheme is not None and scheme != "NONE":
             return _declared(scheme, declared.source)

@@ -237,6 +237,7 @@ def _is_number(text: str, digits: int) -> bool:
 def _unknown(name: str, plain: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+    matches = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
+    near = list(dict.fromkeys(_SYNONYMS.get(match, match) for match in matches))
     hint = f": did you mean {', '.join(near)}?" if near else "."
     return f"unknown format {name!r}{hint} Known are {', '.join(_BY_NAME)}"

@@ -32,24 +32,15 @@ def closest(config: Config) -> str | None:
     return best
 
 
+#: Words of a key that shapes the model: `num_layers`, `n_heads`, `conv_kernel_size`; not `hidden_act`.
+_STRUCTURAL = frozenset(
+    "num n size dim rank layers layer heads head experts expert width bias mamba conv state lora kernel window".split()
+)
+
+
 def _structural(key: str) -> bool:
     """Whether a key looks like it shapes the model."""
-    words = (
-        "num_",
-        "n_",
-        "size",
-        "dim",
-        "rank",
-        "layers",
-        "heads",
-        "experts",
-        "width",
-        "bias",
-        "mamba",
-        "conv",
-        "state",
-    )
-    return any(word in key for word in words)
+    return not _STRUCTURAL.isdisjoint(key.split("_"))
 
 
 def _by_architecture(config: Config) -> str | None:
