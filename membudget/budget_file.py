@@ -248,7 +248,8 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "machine": machine.name if many == 1 else f"{many}x-{machine.name}",
         }
         name = unique("-".join([stem, *(plain(named[field]) for field in vary)]), budgets)
-        kv_dtype = kv.auto(model.config, beside, form).name if dtype == "auto" else dtype
+        own = ENGINES[engine.name].kv
+        kv_dtype = kv.auto(model.config, beside, form, own).name if dtype == "auto" else dtype
         budget = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
         budgets[name] = _laid_out(budget, many, reader)
     return list(budgets.values())

@@ -12,6 +12,10 @@ from membudget.engines import activations
 from membudget.formats import kv
 from membudget.units import short
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from membudget.engines.llama_cpp import SlotBytes
+
 #: No search looks further; a plan beyond is memory without a model to use it.
 MAX_CTX = 2**30
 MAX_USERS = 2**24
@@ -31,14 +35,26 @@ def held(budget: Budget) -> tuple[Budget, ...]:
     return tuple(one._replace(model=stage.model) for stage in found)
 
 
+def user_cache(budget: Budget) -> kv.KvBytes | SlotBytes:
+    """What one user's cache takes by its tokens: what a sequence keeps, of llama.cpp the cells of a slot.
+
+    Raises `membudget.engines.llama_cpp.CacheCellsError` where llama.cpp's cells are not known for the model.
+    """
+    if budget.engine.name != "llama_cpp":
+        return kv.cache(budget.model, budget.kv_cache_dtype)
+    from membudget.engines.llama_cpp import slot
+
+    return slot(budget.model, budget.kv_cache_dtype, budget.engine.max_num_batched_tokens)
+
+
 def kv_request(budget: Budget, ctx: int) -> int:
-    """Bytes that one sequence of `ctx` tokens keeps."""
-    return kv.cache(budget.model, budget.kv_cache_dtype).bytes(ctx)
+    """Bytes that one user's cache of `ctx` tokens takes."""
+    return user_cache(budget).bytes(ctx)
 
 
 def kv_growth(budget: Budget, position: int) -> int:
-    """Bytes that token number `position` adds to one sequence."""
-    return kv.cache(budget.model, budget.kv_cache_dtype).per_token(position)
+    """Bytes that token number `position` adds to one user's cache; of llama.cpp those of its cell."""
+    return user_cache(budget).per_token(position)
 
 
 def activation_peak(budget: Budget, ctx: int, users: int) -> activations.Peak:
@@ -67,10 +83,44 @@ def _step(budget: Budget, ctx: int, users: int) -> tuple[int, int]:
 def engine_limit(budget: Budget) -> int | None:
     """Bytes that the engine may claim by gpu_memory_utilization, None if there is no such limit."""
     share = budget.engine.gpu_memory_utilization
-    if share is None:
-        return None
+    return None if share is None else int(_shared_memory(budget) * share)
+
+
+def _shared_memory(budget: Budget) -> int:
+    """Bytes that a gpu_memory_utilization is a share of."""
     total = budget.machine.cuda_total if budget.convention == "reported" else None
-    return int((total or budget.capacity) * share)
+    return total or budget.capacity
+
+
+def share_room(budget: Budget) -> int | None:
+    """What the engine's claim leaves of the memory beside the operating system's part; None where nothing bounds it.
+
+    The engine claims its share whatever the users, so less than 0 does not fit, whatever the users.
+    """
+    claim = engine_limit(budget)
+    return None if claim is None or not budget.os_bytes else budget.capacity - budget.os_bytes - claim
+
+
+def takes_the_systems(budget: Budget) -> bool:
+    """Whether gpu_memory_utilization claims what the operating system is left."""
+    room = share_room(budget)
+    return room is not None and room < 0
+
+
+def share_that_leaves(budget: Budget) -> float | None:
+    """The largest gpu_memory_utilization, in hundredths, that leaves the operating system its part; None for none."""
+    hundredths = (budget.capacity - budget.os_bytes) * 100 // _shared_memory(budget)
+    return min(hundredths, 100) / 100 if hundredths > 0 else None
+
+
+def share_text(budget: Budget) -> str:
+    """What a gpu_memory_utilization that `takes_the_systems` takes, in one sentence."""
+    claim = engine_limit(budget) or 0
+    return (
+        f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} claims {short(claim)} of "
+        f"{short(budget.capacity)} and leaves {short(max(budget.capacity - claim, 0))} of the operating system's "
+        f"{short(budget.os_bytes)}"
+    )
 
 
 def limit_text(budget: Budget, machine: bool = True) -> str:
@@ -83,10 +133,18 @@ def limit_text(budget: Budget, machine: bool = True) -> str:
 
 
 def headroom(budget: Budget, total: int) -> int:
-    """What is left of the memory, or of what the engine may claim, when `total` bytes are taken."""
+    """What is left of the memory, or of what the engine may claim, when `total` bytes are taken.
+
+    Where the claim itself takes what the operating system is left, what is missing of that is missing here.
+    """
     left = budget.capacity - total
     limit = engine_limit(budget)
-    return left if limit is None else min(left, limit - (total - budget.os_bytes))
+    if limit is None:
+        return left
+    left = min(left, limit - (total - budget.os_bytes))
+    room = share_room(budget)
+    # room beside the claim is not the engine's to use: it says nothing about what is left of the claim
+    return left if room is None or room >= 0 else min(left, room)
 
 
 def left_over(budget: Budget) -> Callable[[int, int], int]:
@@ -101,7 +159,7 @@ def _left_over(budget: Budget) -> Callable[[int, int], int]:
     held = budget.format.weigh(model).total + overhead
     capacity, limit = budget.capacity - budget.os_bytes - held, engine_limit(budget)
     room = capacity if limit is None else min(capacity, limit - held)
-    request = kv.cache(model, budget.kv_cache_dtype).bytes
+    request = user_cache(budget).bytes
     wide, attention, logits = activations.widths(model), engine.attention, engine.logits
     per_user = activations.decode_bytes(wide, 1, width)
 
@@ -109,7 +167,10 @@ def _left_over(budget: Budget) -> Callable[[int, int], int]:
         step = activations.prefill_bytes(wide, *_step(budget, ctx, users), attention, logits, width)
         return room - request(ctx) * users - max(step, per_user * users)
 
-    return left
+    beside = share_room(budget)
+    if beside is None or beside >= 0:
+        return left
+    return lambda ctx, users: min(left(ctx, users), beside)
 
 
 def total_of(budget: Budget) -> int:
@@ -137,7 +198,13 @@ def max_users(budget: Budget) -> int:
 def max_ctx(budget: Budget) -> int:
     """The longest context that fits for the budget's users, 0 if none; not capped by the model's own."""
     left, users = left_over(budget), budget.users
-    return largest(lambda ctx: left(ctx, users), MAX_CTX, budget.ctx)
+    step = 1
+    if budget.engine.name == "llama_cpp":
+        from membudget.engines.llama_cpp import PAD
+
+        step = PAD  # contexts between two steps take as much as the upper one
+    near = -(-budget.ctx // step)
+    return step * largest(lambda steps: left(steps * step, users), MAX_CTX // step, near)
 
 
 def largest(left: Callable[[int], int], most: int, near: int) -> int:

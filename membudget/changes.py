@@ -6,20 +6,35 @@ from collections.abc import Iterator, Sequence
 
 from membudget import formats
 from membudget.budget import ENGINES, GGUF, Budget
-from membudget.capacity import fits, held, kv_request, max_ctx, max_users, total_of
+from membudget.capacity import (
+    engine_limit,
+    fits,
+    held,
+    kv_request,
+    max_ctx,
+    max_users,
+    share_that_leaves,
+    takes_the_systems,
+    total_of,
+)
 from membudget.records import NamedTuple
 
 
 class Change(NamedTuple):
-    """What makes a budget fit: the change in words, the bytes it frees, the budget's fields it sets."""
+    """What makes a budget fit: the change in words, the bytes it frees, the fields that it sets.
+
+    values: by their names in a budget; gpu_memory_utilization is the engine's.
+    """
 
     text: str
     frees: int
-    values: dict[str, str | int]
+    values: dict[str, str | int | float]
 
 
 def suggest(budget: Budget) -> list[Change]:
     """Changes after each of which this budget, which does not fit, would; those that free the least come first."""
+    if takes_the_systems(budget):
+        return _with_a_smaller_share(budget)
     found = []
     request = kv_request(budget, budget.ctx)
     users = max_users(budget)
@@ -48,11 +63,29 @@ def nothing_helps(budget: Budget) -> str:
     """What was tried where `suggest` has nothing: ``not even 1 user with 1 token with awq weights ...``."""
     kind = ENGINES[budget.engine.name]
     *_, least = [budget, *_smaller(budget, (*kind.smaller, *kind.smallest))]
-    parts = [_weights_text(least)] if least is not budget else []
+    share = share_that_leaves(budget) if takes_the_systems(budget) else None
+    parts = [] if share is None else [f"gpu_memory_utilization {share}"]
+    parts += [_weights_text(least)] if least is not budget else []
     small = _with_small_cache(least)
     parts += [_cache_text(small)] if small is not least else []
     changed = f" with {' and '.join(parts)}" if parts else ""
     return f"nothing that membudget knows helps: not even 1 user with 1 token{changed}"
+
+
+def _with_a_smaller_share(budget: Budget) -> list[Change]:
+    """The largest share that leaves the operating system its part, alone or with what else is then too much."""
+    share = share_that_leaves(budget)
+    if share is None:
+        return []
+    smaller = budget._replace(engine=budget.engine._replace(gpu_memory_utilization=share))
+    frees = (engine_limit(budget) or 0) - (engine_limit(smaller) or 0)
+    text, values = f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
+    if fits(smaller):
+        return [Change(f"{text} instead of {budget.engine.gpu_memory_utilization}", frees, {**values})]
+    return [
+        Change(f"{text} with {change.text}", frees + change.frees, {**values, **change.values})
+        for change in suggest(smaller)
+    ]
 
 
 def _lighter(budget: Budget, names: Sequence[str]) -> list[Change]:
@@ -82,7 +115,7 @@ def _together(budget: Budget, names: Sequence[str]) -> list[Change]:
 
 
 def _combined(budget: Budget, other: Budget) -> Change:
-    values: dict[str, str | int] = {"users": other.users}
+    values: dict[str, str | int | float] = {"users": other.users}
     parts = []
     if other.kv_cache_dtype != budget.kv_cache_dtype:
         values["kv_cache_dtype"] = other.kv_cache_dtype

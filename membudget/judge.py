@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from membudget.budget import Budget
 from membudget.capacity import activation_width
 from membudget.engines import activations
-from membudget.ledger import BUCKETS, Ledger, kv_request, predict
+from membudget.formats import kv
+from membudget.ledger import BUCKETS, Ledger, predict
 from membudget.tolerance import Expectation
 from membudget.units import short
 
@@ -95,7 +96,7 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     ctx, users = broken.get("ctx", budget.ctx), broken.get("users", 1)
     attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
     peak = activations.prefill(model, ctx * users, sequences=users, attention=attention, logits=logits, width=width)
-    cache = kv_request(budget, ctx) * users
+    cache = kv.cache(model, budget.kv_cache_dtype).bytes(ctx) * users  # a plain forward's, whatever the engine
     total = ledger.weights + cache + peak.bytes
     why = (
         f"weights {short(ledger.weights)} + cache {short(cache)} + {peak.moment} {short(peak.bytes)} "

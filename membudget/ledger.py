@@ -15,6 +15,9 @@ from membudget.capacity import (
     limit_text,
     max_ctx,
     max_users,
+    share_text,
+    takes_the_systems,
+    user_cache,
 )
 from membudget.changes import Change, nothing_helps, suggest, users_text
 from membudget.formats import kv
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 BUCKETS = ("weights", "kv_cache", "activations", "overhead")
+#: What `Ledger.broken_by` names where no bucket does it.
+SHARE = "gpu_memory_utilization"
 
 
 class Line(NamedTuple):
@@ -99,12 +104,12 @@ class Ledger:
 
     @property
     def kv_per_token(self) -> int:
-        """Bytes that the first token of a sequence adds; fewer once sliding windows are full."""
+        """Bytes that the first token of a sequence adds; fewer once windows are full.  Of llama.cpp a cell's."""
         return kv_growth(self.held, 1)
 
     @property
     def kv_per_token_at_ctx(self) -> int:
-        """Bytes that one more token adds at the budget's context, beyond every full window."""
+        """Bytes that one more token adds at the budget's context, beyond every full window; of llama.cpp a cell's."""
         return kv_growth(self.held, self.budget.ctx + 1)
 
     @property
@@ -123,9 +128,14 @@ class Ledger:
 
     @property
     def broken_by(self) -> str | None:
-        """The bucket at which the sum first exceeds the memory; None when it fits."""
+        """The bucket at which the sum first exceeds the memory; None when it fits.
+
+        ``gpu_memory_utilization`` where that takes what the operating system is left: it does whatever the sum.
+        """
         if self.fits:
             return None
+        if takes_the_systems(self.budget):
+            return SHARE
         running = 0
         for bucket in ("overhead", "weights", "activations", "kv_cache"):
             running += self.sums[bucket]
@@ -155,6 +165,8 @@ class Ledger:
             help_text = f"{nothing_helps(budget)} fits {budget.machine_name}."
         else:
             help_text = "it would fit with " + "; or ".join(change.text for change in self.changes) + "."
+        if bucket == SHARE:
+            return f"does not fit: {share_text(budget)}; {help_text}"
         return (
             f"does not fit: {bucket} breaks it{self._tightest(' on ')}, "
             f"{short(-self.headroom)} over {limit_text(budget)} "
@@ -329,7 +341,9 @@ def _predict(budget: Budget) -> Ledger:
 
 
 def _kv_why(budget: Budget) -> str:
-    cache = kv.cache(budget.model, budget.kv_cache_dtype)
+    cache = user_cache(budget)
+    if not isinstance(cache, kv.KvBytes):
+        return cache.why(budget.ctx)
     parts = []
     for size, window in cache.grows:
         kept = f"min({budget.ctx:,}, window {window:,})" if window and window < budget.ctx else f"{budget.ctx:,}"
@@ -345,6 +359,7 @@ __all__ = [
     "BUCKETS",
     "MAX_CTX",
     "MAX_USERS",
+    "SHARE",
     "Change",
     "Ledger",
     "Line",
@@ -352,4 +367,5 @@ __all__ = [
     "kv_request",
     "limit_text",
     "predict",
+    "share_text",
 ]

@@ -43,12 +43,14 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def number(bits: int) -> int:
         return rng.randint(1, 2 ** rng.randint(1, bits))
 
-    engine = rng.choice(["vllm", "vllm", "transformers", "llama_cpp"])
+    refused = all("error" in entry.get("llama_cpp", entry) for entry in model["caches"].values())
+    engine = rng.choice(["vllm", "vllm", "transformers", "vllm" if refused else "llama_cpp"])
     name = document["engines"][engine]["kv"]
     caches = {
         dtype: entry
         for dtype, entry in model["caches"].items()
-        if name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"]
+        if (name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"])
+        and not (engine == "llama_cpp" and "error" in entry.get("llama_cpp", entry))
     }
     return {
         "model": place,

@@ -149,9 +149,9 @@ def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
     # overhead is
     less = budget._replace(overhead={"cuda_context": request})
     assert (max_users(less), max_ctx(less)) == (0, 512 // 3)
-    # with a smaller memory than the limit the memory counts, less the system's part
-    tight = budget._replace(machine=machine._replace(memory=limit, cuda_total=10 * limit))
-    assert left_over(tight)(1024, 3) == limit - 7 * 2**20 - spent - 3 * request
+    # with a smaller memory than the limit the memory counts
+    tight = budget._replace(machine=machine._replace(memory=limit, cuda_total=10 * limit, os_reserve=0))
+    assert left_over(tight)(1024, 3) == limit - spent - 3 * request
 
 
 def test_a_rank_is_a_budget_of_one_machine(model: Get) -> None:

@@ -141,6 +141,7 @@ def choose_cache(name: str, form: Format, model: Model, found: Located | None = 
     from membudget.budget import ENGINES
     from membudget.formats import kv
 
+    own = ENGINES[engine].kv if engine else None
     if name.strip().lower() != "auto":
-        return kv.get(name, engine=ENGINES[engine].kv if engine else None).name
-    return kv.auto(model.config, found.hf_quant_config if found else None, form).name
+        return kv.get(name, engine=own).name
+    return kv.auto(model.config, found.hf_quant_config if found else None, form, own).name

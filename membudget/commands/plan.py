@@ -17,7 +17,6 @@ from membudget.budget import (
     parallel_sizes,
     unfiled_id,
 )
-from membudget.capacity import engine_limit
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
@@ -221,23 +220,7 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if unified:
         reserves = dict.fromkeys(f"{both(b.os_bytes).partition(' (')[0]} on {b.machine.name}" for b in unified)
         notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")
-        notes += filter(None, map(_too_large_a_share, unified))
     return notes
-
-
-def _too_large_a_share(budget: Budget) -> str | None:
-    """Where memory is unified: that the engine may take what the system is left, and the share that leaves it."""
-    claim = engine_limit(budget)
-    if claim is None or claim + budget.os_bytes <= budget.capacity:
-        return None
-    most = (budget.capacity - budget.os_bytes) * 100 // budget.capacity
-    left = both(budget.capacity - claim).partition(" (")[0]
-    share = budget.engine.gpu_memory_utilization
-    return (
-        f"{budget.machine.name}: gpu_memory_utilization {share} may claim all but {left}, less than is left to the "
-        f"operating system; {most / 100:.2f} or less leaves that (what runs there may need more: "
-        "`membudget doctor` on the machine)"
-    )
 
 
 def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What llama.cpp allocates for a model's cache: cells of keys and values, and recurrent states.
 
+`slot` is what a plan pays for one user; `cache_parts` is all that a server allocates, by part, with any options.
+
 llama.cpp allocates everything when it starts: a cell a token of the context for layers that
 attend to everything; fewer for layers with a window, but never fewer than window + ubatch:
 
@@ -10,12 +12,13 @@ A latent (MLA) layer keeps its one compressed row as keys and no values (since 2
 Recurrent states are fp32, one a slot, with one column less than the convolution's kernel.
 
 Sources: llama.cpp src/llama-kv-cache-iswa.cpp, src/llama-kv-cache.cpp, src/llama-hparams.cpp
-(n_embd_r, n_embd_s), pull request 19067 (no values for MLA), issue 17037 (the padding).
+(n_embd_r, n_embd_s), src/llama-context.cpp (n_ctx_seq; blocks of a quantized cache divide a head), pull request
+19067 (no values for MLA), issue 17037 (the padding).
 """
 
 from __future__ import annotations
 
-from membudget.formats import kv
+from membudget.formats import FormatError, kv
 from membudget.model import CacheSpec, Model
 from membudget.records import NamedTuple
 
@@ -63,7 +66,7 @@ UNWINDOWED = frozenset(
 )
 
 
-class CacheCellsError(ValueError):
+class CacheCellsError(FormatError):
     """A model whose cache in llama.cpp is not known, or an argument out of range."""
 
 
@@ -84,6 +87,45 @@ class Part(NamedTuple):
     def bytes(self) -> int:
         """Keys and values together."""
         return self.keys + self.values
+
+
+class SlotBytes(NamedTuple):
+    """The cache of one slot (``-np``) that is not unified, in bytes: what a user takes from the start.
+
+    grows: ((bytes of a cell in all its layers, window or 0 for every token), ...), by window.
+    fixed: recurrent states.  ubatch: cells that a window has beside its own.
+    """
+
+    grows: tuple[tuple[int, int], ...]
+    fixed: int
+    ubatch: int
+
+    def bytes(self, tokens: int) -> int:
+        """Bytes of a slot of `tokens` tokens: the same for all that are padded to the same number of cells."""
+        cells, total = pad(tokens), self.fixed
+        for size, window in self.grows:
+            total += size * (window_cells(window, cells, ubatch=self.ubatch) if window else cells)
+        return total
+
+    def why(self, tokens: int) -> str:
+        """`bytes` as a formula with its numbers in it."""
+        cells, parts = pad(tokens), []
+        for size, window in self.grows:
+            own = window_cells(window, cells, ubatch=self.ubatch) if window else cells
+            kept = f" of window {window:,} + ubatch {self.ubatch:,}" if window and own < cells else ""
+            parts.append(f"{size:,} bytes x {own:,} cells{kept}")
+        if self.fixed:
+            parts.append(f"{self.fixed:,} bytes of recurrent state")
+        return " + ".join(parts) or "no cache"
+
+    def per_token(self, length: int = 1) -> int:
+        """Bytes of the cell for token number `length`, of layers that have one for it; cells come 256 at a time."""
+        return sum(size for size, window in self.grows if not window or length <= pad(window + self.ubatch))
+
+    @property
+    def bends(self) -> tuple[int, ...]:
+        """Lengths from which on fewer layers grow."""
+        return tuple(pad(window + self.ubatch) for _, window in self.grows if window)
 
 
 def pad(tokens: int, to: int = PAD) -> int:
@@ -117,7 +159,46 @@ def cache_parts(
         raise CacheCellsError(f"ctx {ctx}, slots {slots} and ubatch {ubatch} must be at least 1")
     streams = 1 if unified else slots
     cells = pad(pad(ctx) // streams)
-    full: list[CacheSpec] = []
+    parts = []
+    grouped, recurrent = _grouped(model)
+    for window, specs in grouped.items():
+        own = cells
+        if window and not swa_full:
+            own = window_cells(window, cells, slots=slots, unified=unified, ubatch=ubatch)
+        keys, values = _row(specs, type_k, type_v)
+        name = "window" if window else "full"
+        parts.append(Part(name, len(specs), own, keys * own * streams, values * own * streams))
+    if recurrent:
+        conv, state = _states(recurrent, model)
+        parts.append(Part("recurrent", len(recurrent), 1, conv * slots, state * slots))
+    return parts
+
+
+def slot(model: Model, dtype: str, ubatch: int = UBATCH) -> SlotBytes:
+    """One of ``-np`` users' slots under ``-c`` ctx x users, keys and values in `dtype`; summed once for a model.
+
+    So many users take so many times its bytes: (users x ctx padded to 256) / users, padded, is ctx padded.
+    Raises as `cache_parts`.
+    """
+    if ubatch < 1:
+        raise CacheCellsError(f"ubatch {ubatch} must be at least 1")
+    key = ("llama.cpp", dtype)
+    found = model.memo.get(key)
+    if found is None:
+        grouped, recurrent = _grouped(model)
+        grows = tuple((sum(_row(specs, dtype, dtype)), window) for window, specs in grouped.items())
+        found = model.memo[key] = SlotBytes(grows, sum(_states(recurrent, model)), UBATCH)
+    assert isinstance(found, SlotBytes)
+    return found if ubatch == UBATCH else found._replace(ubatch=ubatch)
+
+
+def cache_bytes(model: Model, ctx: int, **options: Any) -> int:
+    """All parts of `cache_parts`, with the same options, in bytes."""
+    return sum(part.bytes for part in cache_parts(model, ctx, **options))
+
+
+def _grouped(model: Model) -> tuple[dict[int, list[CacheSpec]], list[CacheSpec]]:
+    """Layers with cells by the window that llama.cpp keeps, 0 for every token, and layers with a recurrent state."""
     windows: dict[int, list[CacheSpec]] = {}
     recurrent: list[CacheSpec] = []
     for spec in model.caches:
@@ -125,22 +206,8 @@ def cache_parts(
             recurrent.append(spec)
         if spec.kind in ("shared", "none") or not spec.per_token:
             continue
-        window = _window(spec, model)
-        (windows.setdefault(window, []) if window else full).append(spec)
-    parts = []
-    if full:
-        parts.append(_cells("full", full, cells, streams, type_k, type_v))
-    for window, specs in sorted(windows.items()):
-        own = cells if swa_full else window_cells(window, cells, slots=slots, unified=unified, ubatch=ubatch)
-        parts.append(_cells("window", specs, own, streams, type_k, type_v))
-    if recurrent:
-        parts.append(_states(recurrent, slots, model))
-    return parts
-
-
-def cache_bytes(model: Model, ctx: int, **options: Any) -> int:
-    """All parts of `cache_parts`, with the same options, in bytes."""
-    return sum(part.bytes for part in cache_parts(model, ctx, **options))
+        windows.setdefault(_window(spec, model), []).append(spec)
+    return dict(sorted(windows.items())), recurrent
 
 
 def _window(spec: CacheSpec, model: Model) -> int:
@@ -159,18 +226,20 @@ def _window(spec: CacheSpec, model: Model) -> int:
     return spec.window
 
 
-def _cells(name: str, specs: list[CacheSpec], cells: int, streams: int, type_k: str, type_v: str) -> Part:
+def _row(specs: list[CacheSpec], type_k: str, type_v: str) -> tuple[int, int]:
+    """(keys, values) of one token in these layers, in bytes."""
     k, v = kv.get(type_k, engine="llama.cpp"), kv.get(type_v, engine="llama.cpp")
     keys = values = 0
     for spec in specs:
-        # A row is all heads of a token: blocks of 32 divide it, not a head.
-        row = spec.kv_heads * spec.k_dim + spec.latent + spec.rope
-        keys += k.token_bytes(CacheSpec(spec.layer, "full", 1, row, 0))
-        values += v.token_bytes(CacheSpec(spec.layer, "full", 1, 0, spec.kv_heads * spec.v_dim))
-    return Part(name, len(specs), cells, keys * cells * streams, values * cells * streams)
+        # blocks lie along a row of all heads, and llama.cpp refuses those that do not divide a head
+        keys += spec.kv_heads * k.token_bytes(CacheSpec(spec.layer, "full", 1, spec.k_dim, 0))
+        keys += k.token_bytes(CacheSpec(spec.layer, "full", 1, spec.latent + spec.rope, 0))
+        values += spec.kv_heads * v.token_bytes(CacheSpec(spec.layer, "full", 1, 0, spec.v_dim))
+    return keys, values
 
 
-def _states(specs: list[CacheSpec], slots: int, model: Model) -> Part:
+def _states(specs: list[CacheSpec], model: Model) -> tuple[int, int]:
+    """(convolution, state) of one slot in these layers, in bytes of fp32."""
     conv = state = 0
     for spec in specs:
         for each in spec.states:
@@ -182,7 +251,7 @@ def _states(specs: list[CacheSpec], slots: int, model: Model) -> Part:
                 raise CacheCellsError(
                     f"{model.name}: how llama.cpp keeps the state {each.name!r} of {model.model_type} is not known here"
                 )
-    return Part("recurrent", len(specs), 1, 4 * conv * slots, 4 * state * slots)
+    return 4 * conv, 4 * state
 
 
-__all__ = ["CacheCellsError", "Part", "cache_bytes", "cache_parts", "pad", "window_cells"]
+__all__ = ["CacheCellsError", "Part", "SlotBytes", "cache_bytes", "cache_parts", "pad", "slot", "window_cells"]

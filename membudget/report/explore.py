@@ -10,7 +10,7 @@ from __future__ import annotations
 from membudget import __version__, formats
 from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF
 from membudget.capacity import MAX_CTX, MAX_USERS
-from membudget.engines import activations
+from membudget.engines import activations, llama_cpp
 from membudget.formats import kv
 from membudget.records import NamedTuple
 from membudget.report import html
@@ -69,6 +69,7 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
         "overhead": DEFAULT_OVERHEAD,
         "engines": {name: kind._asdict() for name, kind in ENGINES.items()},
         "gguf": GGUF,
+        "cells": llama_cpp.PAD,
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},
         "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS},
     }
@@ -120,12 +121,21 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
 
 
 def _cache(name: str, model: Model) -> dict[str, Any]:
-    """engine: whose dtype it is, as `membudget.budget.EngineKind` has it; null for any."""
+    """engine: whose dtype it is, as `membudget.budget.EngineKind` has it; null for any.
+
+    llama_cpp: the cells of one slot, or the error that refuses them.
+    """
     engine = kv.get(name).engine
     try:
-        return {**kv.cache(model, name)._asdict(), "engine": None if engine == "any" else engine}
+        found = kv.cache(model, name)._asdict()
     except formats.FormatError as error:
         return {"error": str(error)}
+    try:
+        cells = llama_cpp.slot(model, name)
+        slot: dict[str, Any] = {"grows": cells.grows, "fixed": cells.fixed}
+    except formats.FormatError as error:
+        slot = {"error": str(error)}
+    return {**found, "engine": None if engine == "any" else engine, "llama_cpp": slot}
 
 
 def _machine(machine: Machine) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from membudget.changes import nothing_helps
 from membudget.judge import Finding, Verdict, bucket_why
-from membudget.ledger import BUCKETS, Ledger, limit_text
+from membudget.ledger import BUCKETS, SHARE, Ledger, limit_text, share_text
 from membudget.report.ranks import plain_table
 from membudget.report.terminal import table
 from membudget.tolerance import Expectation
@@ -43,6 +43,8 @@ def failure(verdict: Verdict, rerun: str = "", since: str = "") -> str:
 def headline(finding: Finding, ledger: Ledger) -> str:
     """What is wrong, in one line."""
     if finding.field == "fits":
+        if finding.expected and ledger.broken_by == SHARE:
+            return share_text(ledger.budget)
         if finding.expected:
             return f"{ledger.broken_by} breaks the budget: {short(-ledger.headroom)} over {limit_text(ledger.budget)}"
         return f"the budget fits and must not: {short(ledger.headroom)} of {limit_text(ledger.budget)} are left"
@@ -99,7 +101,8 @@ def _reasons(broken: list[Finding], ledger: Ledger) -> list[str]:
     for item in broken:
         if item.field == "fits" and item.expected:
             bucket = ledger.broken_by or "kv_cache"
-            lines.append(f"{bucket}: {bucket_why(ledger, bucket)}")
+            if bucket != SHARE:  # the headline has said it
+                lines.append(f"{bucket}: {bucket_why(ledger, bucket)}")
             changes = [change.text for change in ledger.changes]
             if changes:
                 lines.append(f"smallest change: {changes[0]}")

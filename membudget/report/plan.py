@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from membudget.ledger import BUCKETS, Ledger, engine_limit
+from membudget.capacity import share_room
+from membudget.ledger import BUCKETS, SHARE, Ledger, engine_limit
 from membudget.report.terminal import Terminal, columns, plain
 from membudget.units import both, short
 
@@ -49,11 +50,15 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
 
 
 def _growth(ledger: Ledger) -> str:
-    """Bytes a token; where windows or states make that one figure lie, a whole sequence and what more tokens add."""
+    """Bytes a token; where windows or states make that one figure lie, a whole sequence and what more tokens add.
+
+    llama.cpp has cells in place of tokens, 256 at a time.
+    """
     budget, grows = ledger.budget, ledger.kv_per_token_at_ctx
     if ledger.kv_per_request == grows * budget.ctx:
         return f"{both(grows)} a token"
-    return f"{both(ledger.kv_per_request)} a user, {both(grows)} a token more"
+    what = "cell" if budget.engine.name == "llama_cpp" else "token"
+    return f"{both(ledger.kv_per_request)} a user, {both(grows)} a {what} more"
 
 
 def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
@@ -117,11 +122,15 @@ def _row(name: str, size: int, with_decimal: bool) -> str:
 def _end(ledger: Ledger, terminal: Terminal) -> str:
     if ledger.fits:
         return terminal.paint(f"{short(ledger.headroom)} free", "good")
+    if ledger.broken_by == SHARE:
+        return terminal.paint(f"{short(-(share_room(ledger.budget) or 0))} of the system's claimed", "bad")
     return terminal.paint(f"{short(-ledger.headroom)} over", "bad")
 
 
 def _most(ledger: Ledger) -> str:
     budget = ledger.budget
+    if ledger.broken_by == SHARE:
+        return "the claim is the same for any number of users and any context"
     users, ctx = ledger.max_users, ledger.max_ctx
     most_users = f"at most {_users(users)}" if users else "not even one user"
     most_ctx = f"at most {ctx:,} tokens each" if ctx else "no context fits"

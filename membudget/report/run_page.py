@@ -77,7 +77,7 @@ def _amount(told: Told) -> str:
         return ""
     if told.capacity is None:
         return f"<b>{text(short(told.total))}</b>"
-    left = (told.limit or told.capacity) - told.total
+    left = (told.limit or told.capacity) - told.total if told.headroom is None else told.headroom
     word = "free" if left >= 0 else "over"
     of = f"{short(told.total)} of {short(told.limit or told.capacity)}"
     return f"<b>{text(short(abs(left)))} {word}</b><small>{text(of)}</small>"

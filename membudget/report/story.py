@@ -65,7 +65,7 @@ class Told(NamedTuple):
     """One budget.  capacity, limit: bytes of the machine, and of it what the engine may claim; None where unknown.
 
     verdict: ``passed``, ``failed`` or ``recorded``; word: what it is called here.  says: the sentence below it.
-    where: file:line.
+    where: file:line.  headroom: bytes left, negative where it does not fit; None in a record.
     broken: what is not as expected, in sentences.
     """
 
@@ -81,6 +81,7 @@ class Told(NamedTuple):
     broken: tuple[str, ...] = ()
     where: str = ""
     steps: tuple[Steps, ...] = ()
+    headroom: int | None = None
 
     @property
     def word(self) -> str:
@@ -163,18 +164,18 @@ def _of_verdict(verdict: Verdict) -> Told:
     asked = settings(budget)
     if ledger is None:
         return Told(budget.id, state, verdict.error, {}, asked, budget.capacity, where=where)
-    from membudget.capacity import engine_limit
-    from membudget.formats import kv
+    from membudget.capacity import engine_limit, user_cache
 
     claim = engine_limit(budget)
-    growth = _growth(kv.cache(budget.model, budget.kv_cache_dtype), budget.ctx, None)
+    growth = _growth(user_cache(budget), budget.ctx, None)
     limit = None if claim is None else min(claim + budget.os_bytes, budget.capacity)
     broken = tuple(
         f"{item.field}: {_value(item.field, item.predicted)} predicted, {_value(item.field, item.expected)} expected"
         for item in verdict.broken
     )
+    lines, left = of_ledger(ledger), ledger.headroom
     return Told(
-        budget.id, state, ledger.verdict, of_ledger(ledger), asked, budget.capacity, limit, growth, (), broken, where
+        budget.id, state, ledger.verdict, lines, asked, budget.capacity, limit, growth, (), broken, where, (), left
     )
 
 
@@ -260,7 +261,7 @@ def _recorded_growth(asked: dict[str, Any], slope: Line | None, measured: int | 
 
 def _growth(cache: Any, ctx: int, measured: int | None) -> Growth:
     places = {round(ctx * step / POINTS) for step in range(POINTS + 1)}
-    places |= {window for _, window in cache.grows if 0 < window < ctx}  # where the line bends
+    places |= {bend for bend in cache.bends if 0 < bend < ctx}
     points = tuple((place, cache.bytes(place)) for place in sorted(places))
     return Growth(points, cache.per_token(1), cache.per_token(ctx + 1), measured)
 

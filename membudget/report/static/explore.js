@@ -84,8 +84,9 @@
       const kept = first ? own : at(id).value;
       at(id).replaceChildren(...Object.entries(table).map(([name, entry]) =>
         option(name, name !== own || name.endsWith(")") ? name : `${name} · as published`, entry.error)));
-      at(id).value = table[kept] && !table[kept].error ? kept : own;
+      at(id).value = [kept, own, ...Object.keys(table)].find((name) => table[name] && !table[name].error);
     };
+    offer(chosen);
     fill("format", chosen.formats, chosen.format);
     fill("kv", caches(chosen), chosen.kv_cache_dtype);
     slider.ctx = stops(256, Math.max(chosen.max_ctx || 131072, 1024));
@@ -97,21 +98,42 @@
     notes(chosen);
   }
 
+  /** Why a cache dtype of a model is none in that engine, "" where it is one. */
+  function unfit(chosen, name, engine) {
+    const cache = chosen.caches[name], own = page.engines[engine].kv;
+    if (own && cache.engine && cache.engine !== own && name !== chosen.kv_cache_dtype) return `${cache.engine} has it, ${own} has not`;
+    return Ledger.cacheError({ model: chosen, engine }, name);
+  }
+
   /** A model's cache dtypes; those of another engine cannot be chosen. */
   function caches(chosen) {
-    const engine = page.engines[at("engine").value].kv;
-    return Object.fromEntries(Object.entries(chosen.caches).map(([name, cache]) => {
-      const foreign = engine && cache.engine && cache.engine !== engine && name !== chosen.kv_cache_dtype;
-      return [name, foreign ? { ...cache, error: `${cache.engine} has it, ${engine} has not` } : cache];
-    }));
+    return Object.fromEntries(Object.entries(chosen.caches).map(([name, cache]) =>
+      [name, { ...cache, error: unfit(chosen, name, at("engine").value) }]));
+  }
+
+  /** An engine that has no cache for a model cannot be chosen; where it was, the first that can is. */
+  function offer(chosen) {
+    const engines = [...at("engine").options], before = at("engine").value;
+    for (const entry of engines) {
+      const errors = Object.keys(chosen.caches).map((name) => unfit(chosen, name, entry.value));
+      entry.disabled = errors.every(Boolean);
+      entry.text = entry.disabled ? `${entry.value} (not for this model)` : entry.value;
+      entry.title = entry.disabled ? errors[0] : "";
+    }
+    if (at("engine").selectedOptions[0].disabled) at("engine").value = engines.find((entry) => !entry.disabled).value;
+    if (at("engine").value !== before) step();
   }
 
   /** Another engine has its own cache dtypes and prefill step; a step that was typed in stays. */
   function refit() {
+    step();
+    refill(false);
+  }
+
+  function step() {
     if (Object.values(page.engines).some((kind) => String(kind.batched_tokens) === at("batched").value)) {
       at("batched").value = page.engines[at("engine").value].batched_tokens;
     }
-    refill(false);
   }
 
   function notes(chosen) {
@@ -272,6 +294,8 @@
     const choose = (id) => { if ([...at(id).options].some((entry) => entry.value === kept.get(id) && !entry.disabled)) at(id).value = kept.get(id); };
     choose("model");
     refill(true);
+    choose("engine");
+    refill(true); // the engine says which cache dtypes there are
     CHOICES.slice(1).forEach(choose);
     for (const id of ["ctx", "users", "batched", "share"]) if (kept.has(id) && /^[0-9.]{1,20}$/.test(kept.get(id))) at(id).value = kept.get(id);
     const names = (kept.get("machines") || "").split(",");

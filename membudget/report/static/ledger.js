@@ -5,6 +5,7 @@ const Ledger = (() => {
   const big = BigInt;
   const most = (a, b) => (a > b ? a : b);
   const least = (a, b) => (a < b ? a : b);
+  const SHARE = "gpu_memory_utilization";
   const sum = (values) => values.reduce((total, value) => total + value, 0n);
 
   // --- numbers as Python prints them -------------------------------------------------
@@ -31,17 +32,36 @@ const Ledger = (() => {
   }
   const short = (number) => scaled(number, BINARY);
   const decimal = (number) => scaled(number, DECIMAL);
+  const real = (share) => (Number.isInteger(share) ? `${share}.0` : String(share));
   const users = (number) => `${group(number)} user${big(number) === 1n ? "" : "s"}`;
 
   // --- one plan ----------------------------------------------------------------------
   // plan: {page, model, format, kv, ctx, users, machine, convention, engine, attention, logits, batched, share}
 
-  /** Bytes of one sequence of `tokens` tokens: windows are minima, compressed layers keep whole entries. */
-  function request(cache, tokens) {
+  /** Bytes of one user's `tokens` tokens: windows are minima, compressed layers keep whole entries. */
+  function request(plan, tokens) {
+    const cache = plan.model.caches[plan.kv];
+    if (plan.engine === "llama_cpp") return slot(cache.llama_cpp, big(plan.page.cells), tokens, plan.batched);
     let total = big(cache.fixed);
     for (const [size, window] of cache.grows) total += big(size) * (window ? least(tokens, big(window)) : tokens);
     for (const [size, rate] of cache.entries) total += big(size) * (tokens / big(rate));
     return total;
+  }
+
+  /** llama.cpp's cells: padded to so many, and a window's own beside those of one step. */
+  function slot(cache, step, tokens, ubatch) {
+    const pad = (count) => ((count + step - 1n) / step) * step;
+    const cells = pad(tokens);
+    let total = big(cache.fixed);
+    for (const [size, window] of cache.grows) total += big(size) * (window ? pad(least(cells, big(window) + ubatch)) : cells);
+    return total;
+  }
+
+  /** Why this cache dtype is none for the model in the plan's engine; "" where it is one. */
+  function cacheError(plan, kv = plan.kv) {
+    const cache = plan.model.caches[kv];
+    if (!cache || cache.error) return cache ? cache.error : `${kv} is not on this page`;
+    return (plan.engine === "llama_cpp" && cache.llama_cpp.error) || "";
   }
 
   /** The quantities that coefficients multiply, see membudget.engines.activations.coefficients. */
@@ -74,23 +94,35 @@ const Ledger = (() => {
   const overhead = (plan) => sum(Object.values(plan.page.overhead).map(big));
   const reserve = (plan) => big(plan.machine.os_reserve);
   const weights = (plan) => big(plan.model.formats[plan.format].bytes);
-  const cacheOf = (plan) => plan.model.caches[plan.kv];
+
+  /** Bytes that a gpu_memory_utilization is a share of. */
+  const shared = (plan) => (plan.convention === "reported" && plan.machine.cuda_total) || Number(capacity(plan));
 
   /** What the engine may claim by gpu_memory_utilization, null for all. */
-  function limit(plan) {
-    if (plan.share === null) return null;
-    const total = plan.convention === "reported" ? plan.machine.cuda_total : null;
-    return big(Math.floor((total || Number(capacity(plan))) * plan.share));
+  const limit = (plan) => (plan.share === null ? null : big(Math.floor(shared(plan) * plan.share)));
+
+  /** What is missing of the operating system's part beside that claim: 0 or less, whatever the users. */
+  function missing(plan) {
+    const claim = limit(plan);
+    return claim === null || !reserve(plan) ? 0n : least(capacity(plan) - reserve(plan) - claim, 0n);
+  }
+
+  /** The largest share, in hundredths, that leaves the operating system its part; null for none. */
+  function shareThatLeaves(plan) {
+    const hundredths = ((capacity(plan) - reserve(plan)) * 100n) / big(shared(plan));
+    return hundredths > 0n ? Number(least(hundredths, 100n)) / 100 : null;
   }
 
   function headroom(plan, total) {
-    const left = capacity(plan) - total;
     const claim = limit(plan);
-    return claim === null ? left : least(left, claim - (total - reserve(plan)));
+    const left = capacity(plan) - total;
+    if (claim === null) return left;
+    const free = least(left, claim - (total - reserve(plan)));
+    return missing(plan) < 0n ? least(free, missing(plan)) : free;
   }
 
   const total = (plan, ctx, count) => overhead(plan) + reserve(plan) + weights(plan) +
-    request(cacheOf(plan), ctx) * count + peak(plan, ctx, count)[0];
+    request(plan, ctx) * count + peak(plan, ctx, count)[0];
   const left = (plan, ctx, count) => headroom(plan, total(plan, ctx, count));
 
   /** The largest n in [0, top] for which room(n) >= 0, given that room falls; 0 if not even 1. */
@@ -118,20 +150,31 @@ const Ledger = (() => {
     return known && !known.error ? { ...plan, format: name } : null;
   }
 
+  /** The largest share that leaves the operating system its part, alone or with what else is then too much. */
+  function withSmallerShare(plan) {
+    const share = shareThatLeaves(plan);
+    if (share === null) return [];
+    const smaller = { ...plan, share };
+    const text = `gpu_memory_utilization ${real(share)}`;
+    if (fits(smaller)) return [`${text} instead of ${real(plan.share)}`];
+    return suggest(smaller).map((change) => `${text} with ${change}`);
+  }
+
   function suggest(plan) {
+    if (missing(plan) < 0n) return withSmallerShare(plan);
     const found = [];
-    const each = request(cacheOf(plan), plan.ctx);
+    const each = request(plan, plan.ctx);
     const count = maxUsers(plan), ctx = maxCtx(plan);
     if (count > 0n && count < plan.users) {
       found.push([`${users(count)} instead of ${group(plan.users)}`, each * (plan.users - count)]);
     }
     if (ctx > 0n && ctx < plan.ctx) {
-      const frees = (each - request(cacheOf(plan), ctx)) * plan.users;
+      const frees = (each - request(plan, ctx)) * plan.users;
       found.push([`${group(ctx)} tokens of context instead of ${group(plan.ctx)}`, frees]);
     }
     const small = withSmallCache(plan);
     if (small !== plan && fits(small)) {
-      found.push([cacheText(small), (each - request(cacheOf(small), plan.ctx)) * plan.users]);
+      found.push([cacheText(small), (each - request(small, plan.ctx)) * plan.users]);
     }
     const kind = plan.page.engines[plan.engine];
     found.push(...lighter(plan, kind.smaller));
@@ -175,15 +218,17 @@ const Ledger = (() => {
 
   function withSmallCache(plan) {
     const kv = plan.page.engines[plan.engine].small_cache;
-    if (!kv || foreign(plan) || !plan.model.caches[kv] || plan.model.caches[kv].error) return plan;
+    if (!kv || foreign(plan) || cacheError(plan, kv)) return plan;
     const small = { ...plan, kv };
-    return request(cacheOf(small), plan.ctx) < request(cacheOf(plan), plan.ctx) ? small : plan;
+    return request(small, plan.ctx) < request(plan, plan.ctx) ? small : plan;
   }
 
   function nothingHelps(plan) {
     const kind = plan.page.engines[plan.engine];
     const ways = [plan, ...smallerOf(plan, [...kind.smaller, ...kind.smallest])], last = ways[ways.length - 1], small = withSmallCache(last);
-    const parts = last === plan ? [] : [weightsText(last)];
+    const share = missing(plan) < 0n ? shareThatLeaves(plan) : null;
+    const parts = share === null ? [] : [`gpu_memory_utilization ${real(share)}`];
+    if (last !== plan) parts.push(weightsText(last));
     if (small !== last) parts.push(cacheText(small));
     const changed = parts.length ? ` with ${parts.join(" and ")}` : "";
     return `nothing that membudget knows helps: not even 1 user with 1 token${changed}`;
@@ -197,7 +242,7 @@ const Ledger = (() => {
 
   // --- the whole ledger ----------------------------------------------------------------
   function predict(plan) {
-    const each = request(cacheOf(plan), plan.ctx);
+    const each = request(plan, plan.ctx);
     const [bytes, phase, moment] = peak(plan, plan.ctx, plan.users);
     const sums = {
       overhead: overhead(plan) + reserve(plan), weights: weights(plan), activations: bytes,
@@ -217,6 +262,7 @@ const Ledger = (() => {
   }
 
   function brokenBy(plan, sums) {
+    if (missing(plan) < 0n) return SHARE;
     let running = 0n;
     for (const bucket of ["overhead", "weights", "activations", "kv_cache"]) {
       running += sums[bucket];
@@ -227,11 +273,17 @@ const Ledger = (() => {
 
   function limitText(plan, ledger, machine = true) {
     if (ledger.limit !== null && ledger.limit + ledger.reserve < ledger.capacity) {
-      const share = Number.isInteger(plan.share) ? `${plan.share}.0` : String(plan.share);
-      const given = `gpu_memory_utilization ${share} gives ${plan.engine}`;
+      const given = `gpu_memory_utilization ${real(plan.share)} gives ${plan.engine}`;
       return `the ${short(ledger.limit)} that ${given} on ${plan.machine.name}`;
     }
     return machine ? `the ${short(ledger.capacity)} of ${plan.machine.name}` : short(ledger.capacity);
+  }
+
+  /** What a share that takes what the operating system is left takes, in one sentence. */
+  function shareText(plan, ledger) {
+    const claim = `gpu_memory_utilization ${real(plan.share)} claims ${short(ledger.limit)} of ${short(ledger.capacity)}`;
+    const left = short(most(ledger.capacity - ledger.limit, 0n));
+    return `${claim} and leaves ${left} of the operating system's ${short(ledger.reserve)}`;
   }
 
   function verdict(plan, ledger) {
@@ -244,9 +296,10 @@ const Ledger = (() => {
     const help = changes.length ? `it would fit with ${changes.join("; or ")}.`
       : `${nothingHelps(plan)} fits ${plan.machine.name}.`;
     const bucket = ledger.brokenBy;
+    if (bucket === SHARE) return `does not fit: ${shareText(plan, ledger)}; ${help}`;
     const over = `${short(-ledger.headroom)} over ${limitText(plan, ledger)}`;
     return `does not fit: ${bucket} breaks it, ${over} (${bucket} is ${short(ledger.sums[bucket])}); ${help}`;
   }
 
-  return { predict, maxUsers, request, short, decimal, group, users };
+  return { predict, maxUsers, cacheError, short, decimal, group, users };
 })();
