@@ -51,7 +51,10 @@ _VLLM = Fields(
     "engine.vllm",
     {
         "gpu_memory_utilization": Field(
-            Share(), "The part of the machine's memory that vLLM may claim.", "0.85", default="all of it"
+            Share(),
+            "The part of the machine's memory that vLLM claims; on unified memory it must leave os_reserve.",
+            "0.85",
+            default="all of it",
         ),
         "max_num_batched_tokens": Field(
             Count(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
@@ -111,7 +114,7 @@ _ENGINE = Fields(
     {
         "vllm": Field(_VLLM, "vLLM: prefill in chunks, fused attention, logits of the last position."),
         "transformers": Field(_TRANSFORMERS, "A plain transformers forward: every prompt at once."),
-        "llama_cpp": Field(_LLAMA_CPP, "llama.cpp: prefill in chunks of n_ubatch."),
+        "llama_cpp": Field(_LLAMA_CPP, "llama.cpp: a slot of cells for each user; prefill in chunks of n_ubatch."),
     },
     single=True,
 )
@@ -130,7 +133,9 @@ _EXPECT = Fields(
             Expected("count"), "Parameters, and what published files store beside them.", "8_030_261_248"
         ),
         "weights": Field(Expected(), "Bytes of the weights.", "within 1% of 16.06 GB"),
-        "kv_per_token": Field(Expected(), "Bytes that the first token of a sequence adds to its cache.", "128 KiB"),
+        "kv_per_token": Field(
+            Expected(), "Bytes that the first token of a sequence adds to its cache; llama_cpp: of a cell.", "128 KiB"
+        ),
         "kv_per_request": Field(Expected(), "Bytes of one user's cache at the full context.", "1 GiB"),
         "kv_cache": Field(Expected(), "Bytes of all users' caches.", "8 GiB"),
         "activations": Field(Expected(), "Bytes of the largest step's temporaries.", "below 1 GiB"),

@@ -66,8 +66,10 @@ KEYS: dict[str, dict[str, str]] = {
         "limit": "bytes that the engine may claim by gpu_memory_utilization; null without it",
         "max_users, max_ctx": "the most users at this context; the longest context for these users",
         "model_max_ctx": "the model's max_position_embeddings; null where it says none",
-        "kv_per_token, kv_per_token_at_ctx, kv_per_request": "of one sequence: its first token, one more, all",
-        "broken_by, changes": "the bucket that broke it; what would make it fit (`text`, `frees`, the new values)",
+        "kv_per_token, kv_per_token_at_ctx, kv_per_request": "of one sequence: its first token, one more, all; of "
+        "llama_cpp one cell, one more, a slot",
+        "broken_by, changes": "the bucket that broke it, or gpu_memory_utilization; what would make it fit (`text`, "
+        "`frees`, the new values)",
         "verdict": "the same in one sentence",
         "decode_upper_bound": "`bytes_read`, `bandwidth`, `step_seconds`, `tokens_per_second_per_user`; null where the "
         "bandwidth is unknown",
@@ -133,6 +135,7 @@ KEYS: dict[str, dict[str, str]] = {
         "starts, error": "the verdict, and the refusal in vLLM's words",
         "why": "the rules that were applied, with their vLLM files",
         "identity": "with --machine: where the pool's bytes come from; null otherwise",
+        "notes": "with --machine: a share that takes what the operating system is left, in words",
     },
     "oracle": {
         "model, equal": "whether the arithmetic agrees in every case",
