@@ -1,8 +1,10 @@
 """How many devices so many users need: a lower bound in bytes, and what tensor parallelism makes of it.
 
-The bound divides all bytes by one device's bytes.  It proves that fewer devices cannot
-do; it proves no sharding layout, so the sizes that do divide the model stand beside it.
+The bound divides all bytes by one device's bytes.  Fewer devices do not have the bytes as
+sold; it proves no sharding layout, so the layouts that hold the plan stand beside it where
+the model's config is known (`membudget.node_layouts`), and the tensor-parallel sizes that divide.
 Devices are counted as they are sold, in decimal GB: an H100 has 80,000,000,000 bytes here.
+A machine's reserve is taken off: what is left to the operating system holds no model.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from membudget import machines
+from membudget.budget import Budget
+from membudget.changes import users_text
+from membudget.fleet_text import BOUND, gb, gib, lines, refusal, verdict
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import CacheSpec, Model
+from membudget.node_layouts import MOST_DEVICES, Layout, every, fewest
 from membudget.records import NamedTuple
 from membudget.sharding import (
     TensorParallel,
@@ -24,7 +30,6 @@ from membudget.sharding import (
     split_bytes,
     width_problem,
 )
-from membudget.units import GB, GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +43,7 @@ CUDA_AND_NCCL = 3_500_000_000
 PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 #: Devices that the bound is given for, and the node that a plan is held against.
 DEFAULT_DEVICES, DEFAULT_NODE = ("h100-80gb", "h200-141gb"), ("h100-80gb", 8)
-BOUND = "a lower bound: it divides bytes by bytes, and an aggregate bound proves no sharding layout"
-#: Tensor-parallel sizes that are always looked at.
+#: Tensor-parallel sizes that are always looked at, as far as a node that is named has so many devices.
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -56,30 +60,52 @@ class Part(NamedTuple):
 
 
 class Count(NamedTuple):
-    """At least `devices` of a machine, each `marketed` bytes."""
+    """At least `devices` of a machine, each `marketed` bytes as sold, of which `reserve` are the system's."""
 
     machine: str
     marketed: int
     devices: int
+    reserve: int = 0
+
+
+class Kind(NamedTuple):
+    """A device kind: how many by bytes, and the layout on the fewest of them, of up to `tried`; None if none fits.
+
+    unknown: whether what a device would hold is not known here for a layout that was tried, so none is known to fit.
+    """
+
+    machine: str
+    by_bytes: int
+    tried: int
+    layout: Layout | None
+    unknown: bool = False
 
 
 class Fleet:
     """The bound and all that led to it.  All sizes in bytes.
 
     parts: weights, kv_cache, prefill, cuda_and_nccl.  counts: one a device kind.
-    node, node_devices: what the plan is held against.  tensor_parallel: by size.
+    node, node_devices: what the plan is held against.  tensor_parallel: by size; asked: sizes that were named.
     mha_bf16: the cache with a KV head for every attention head in 16 bits, None where heads are unknown.
+    budget: what one device of the node would be asked for, None where no config is known.
     """
 
     def __init__(self, ctx: int, users: int, parts: tuple[Part, ...], devices: Sequence[Machine]) -> None:
-        self.ctx, self.users, self.parts = ctx, users, parts
+        self.ctx, self.users, self.parts, self.devices = ctx, users, parts, devices
         self.sums = {part.name: part.bytes for part in parts}
         self.total = sum(self.sums.values())
-        self.counts = [Count(machine.name, machine.marketed, -(-self.total // machine.marketed)) for machine in devices]
+        self.counts = [
+            Count(machine.name, machine.marketed, -(-self.total // given(machine)), machine.os_reserve)
+            for machine in devices
+        ]
         self.node: Machine = devices[0]
         self.node_devices = 1
         self.tensor_parallel: list[TensorParallel] = []
+        self.asked: tuple[int, ...] = ()
         self.mha_bf16: int | None = None
+        self.budget: Budget | None = None
+        self._layouts: list[Layout] | None = None
+        self._kinds: list[Kind] | None = None
 
     @property
     def weights(self) -> int:
@@ -98,13 +124,42 @@ class Fleet:
 
     @property
     def node_bytes(self) -> int:
-        """Bytes of the node, decimal as sold."""
-        return self.node.marketed * self.node_devices
+        """Bytes that the node can give, decimal as sold, without what is left to its operating systems."""
+        return given(self.node) * self.node_devices
+
+    @property
+    def node_count(self) -> int:
+        """Devices of the node's kind that have the total's bytes."""
+        return -(-self.total // given(self.node))
+
+    @property
+    def within_bound(self) -> bool:
+        """Whether the total is within the node's bytes."""
+        return self.total <= self.node_bytes
+
+    @property
+    def layouts(self) -> list[Layout] | None:
+        """The node's layouts that vLLM has, tried as `membudget plan` does; None where no config is known."""
+        if self._layouts is None and self.budget is not None:
+            self._layouts = every(self.budget, self.node_devices)
+        return self._layouts
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """For every device kind the layout on the fewest; up to twice as many as by bytes are looked at, or 8."""
+        if self._kinds is None and self.budget is not None:
+            self._kinds = []
+            for machine, count in zip(self.devices, self.counts, strict=True):
+                tried = min(max(8, 2 * count.devices), MOST_DEVICES)
+                found = fewest(self.budget._replace(machine=machine), tried)
+                self._kinds.append(Kind(machine.name, count.devices, tried, *found))
+        return self._kinds or []
 
     @property
     def fits(self) -> bool:
-        """Whether the total is within the node's bytes."""
-        return self.total <= self.node_bytes
+        """Whether the total is within the node's bytes and, where a config is known, a layout of the node holds it."""
+        layouts = self.layouts
+        return self.within_bound and (layouts is None or any(layout.fits for layout in layouts))
 
     @property
     def max_users(self) -> int:
@@ -116,55 +171,16 @@ class Fleet:
     @property
     def refusal(self) -> str | None:
         """Why the node is refused, with both figures; None when the plan is within it."""
-        if self.fits:
-            return None
-        held = self.weights + self.kv_cache
-        node = f"{self.node_devices} x {self.node.name} have {gb(self.node_bytes)}"
-        most = f"at most {self.max_users:,} users fit" if self.max_users != 1 else "at most one user fits"
-        advice = most if self.max_users else "not even one user fits"
-        if held > self.node_bytes:
-            return (
-                f"refused: exceeds the node: {gb(self.total)} are needed and {node}; "
-                f"weights and KV cache alone are {gb(held)}; {advice}"
-            )
-        return (
-            f"refused: an unbudgeted prefill peak: weights and KV cache take {gb(held)}, {node}, "
-            f"and the {gb(self.node_bytes - held)} left are less than the reserve of {gb(self.reserve)} "
-            f"for prefill, CUDA and NCCL ({gb(self.total)} in all); {advice}"
-        )
+        return refusal(self)
 
     @property
     def verdict(self) -> str:
         """One sentence on the node."""
-        return self.refusal or (
-            f"within one node: {gb(self.total)} of the {gb(self.node_bytes)} of {self.node_devices} x {self.node.name}"
-        )
+        return verdict(self)
 
     def lines(self) -> list[str]:
-        """The plan as text: decimal GB throughout, the cache in GiB beside it."""
-        shown = [f"{self.users:,} user{'s' if self.users != 1 else ''} x {self.ctx:,} tokens"]
-        for part in self.parts:
-            both = f" = {gib(part.bytes)}" if part.name == "kv_cache" else ""
-            shown.append(f"{part.name:<14} {gb(part.bytes):>16}{both}   {part.why}")
-        shown.append(f"{'total':<14} {gb(self.total):>16}")
-        if self.mha_bf16 is not None and self.kv_cache and self.mha_bf16 != self.kv_cache:
-            ratio = f"{self.mha_bf16 / self.kv_cache:.2f}".rstrip("0").rstrip(".")
-            shown.append(
-                f"one KV head for every attention head in bf16 would take {ratio}x the cache: {gib(self.mha_bf16)}"
-            )
-        shown += [f"at least {count.devices:,} x {count.machine} ({gb(count.marketed)} each)" for count in self.counts]
-        shown += [BOUND, self.verdict]
-        for way in self.tensor_parallel:
-            if way.weights is None or way.kv_cache is None:
-                shown.append(f"tensor parallel {way.size}: no: {way.why}")
-                continue
-            left = self.node.marketed - way.weights - way.kv_cache
-            space = f"leave {gb(left)} of" if left >= 0 else f"are {gb(-left)} more than"
-            shown.append(
-                f"tensor parallel {way.size}: {way.why}; a device's {gb(way.weights)} weights and "
-                f"{gb(way.kv_cache)} KV cache {space} {gb(self.node.marketed)}, before workspace"
-            )
-        return shown
+        """The plan as text: the bound in decimal GB, the cache in GiB beside it, the layouts in GiB."""
+        return lines(self)
 
     def as_json(self) -> dict[str, Any]:
         """The plan as documented JSON: bytes as integers, stable keys."""
@@ -180,9 +196,14 @@ class Fleet:
             "counts": [count._asdict() for count in self.counts],
             "node": {"machine": self.node.name, "devices": self.node_devices, "bytes": self.node_bytes},
             "fits": self.fits,
+            "within_bound": self.within_bound,
             "max_users": self.max_users,
             "refusal": self.refusal,
             "verdict": self.verdict,
+            "layouts": None if self.layouts is None else [_plain(layout) for layout in self.layouts],
+            "with_a_layout": [
+                kind._asdict() | {"layout": None if kind.layout is None else _plain(kind.layout)} for kind in self.kinds
+            ],
             "tensor_parallel": [way._asdict() for way in self.tensor_parallel],
             "parts": [part._asdict() for part in self.parts],
         }
@@ -226,10 +247,10 @@ def for_params(
         "weights", count * width, f"{count:,} parameters x {width} byte{'s' if width > 1 else ''} ({format})"
     )
     specs = [CacheSpec(layer, "full", kv_heads, head_dim, head_dim) for layer in range(layers)]
-    fleet = _size(weights, specs, kv_cache_dtype, ctx, users, devices, node)
+    fleet = _size(weights, specs, kv_cache_dtype, ctx, users, devices, node, sizes)
     if heads is not None:
         fleet.mha_bf16 = users * ctx * layers * heads * head_dim * 4
-    for size in _sizes(fleet, sizes):
+    for size in _sizes(fleet, sizes, node):
         problem = None if heads is None else head_problem([heads], size)
         fleet.tensor_parallel.append(split(size, specs, kv_cache_dtype, ctx, users, -(-weights.bytes // size), problem))
     return fleet
@@ -248,15 +269,16 @@ def for_model(
 ) -> Fleet:
     """Size a fleet for a model that is known tensor by tensor.  Raises `FleetError` naming the field."""
     made = format.weigh(model)
-    fleet = _size(Part("weights", made.total, made.why), model.caches, kv_cache_dtype, ctx, users, devices, node)
+    fleet = _size(Part("weights", made.total, made.why), model.caches, kv_cache_dtype, ctx, users, devices, node, sizes)
     heads = attention_heads(model)
     if len(heads) == 1 and all(spec.kind == "full" and spec.k_dim for spec in model.caches):
         fleet.mha_bf16 = users * ctx * sum(heads[0] * (spec.k_dim + spec.v_dim) * 2 for spec in model.caches)
     shared, whole = split_bytes(model, format)
-    for size in _sizes(fleet, sizes):
+    for size in _sizes(fleet, sizes, node):
         problem = head_problem(heads, size) or width_problem(model, size)
         weights = -(-shared // size) + whole + repeated_projections(model, format, size)
         fleet.tensor_parallel.append(split(size, model.caches, kv_cache_dtype, ctx, users, weights, problem))
+    fleet.budget = Budget(model.name, model, format, kv_cache_dtype, ctx, users, fleet.node)
     return fleet
 
 
@@ -281,19 +303,13 @@ def parameters(billions: str | int) -> int:
     return count
 
 
-def gb(size: int) -> str:
-    """Bytes as decimal GB, rounded to hundredths: ``"1,233.21 GB"``."""
-    return _hundredths(size, GB, "GB")
+def given(machine: Machine) -> int:
+    """Bytes of a machine that a model can have: as sold, less what is left to the operating system."""
+    return machine.marketed - machine.os_reserve
 
 
-def gib(size: int) -> str:
-    """Bytes as binary GiB, rounded to hundredths: ``"8,000.00 GiB"``."""
-    return _hundredths(size, GIB, "GiB")
-
-
-def _hundredths(size: int, unit: int, name: str) -> str:
-    whole, rest = divmod((abs(size) * 200 + unit) // (2 * unit), 100)
-    return f"{'-' if size < 0 else ''}{whole:,}.{rest:02} {name}"
+def _plain(layout: Layout) -> dict[str, Any]:
+    return {"devices": layout.devices, **layout._asdict()}
 
 
 def _size(
@@ -304,19 +320,27 @@ def _size(
     users: int,
     devices: Sequence[Machine],
     node: tuple[Machine, int] | None,
+    sizes: Sequence[int],
 ) -> Fleet:
     _positive("ctx (seq_len)", ctx)
     _positive("users", users)
     if node is None:
         node = machines.get(DEFAULT_NODE[0]), DEFAULT_NODE[1]
     _positive("node's devices", node[1])
+    devices = devices or [machines.get(name) for name in DEFAULT_DEVICES]
+    for machine in (*devices, node[0]):
+        if given(machine) < 1:
+            raise FleetError(
+                f"{machine.name}: sold with {machine.marketed:,} bytes, of which {machine.os_reserve:,} are left to "
+                "the system: nothing is left for a model; allowed is a machine whose reserve is less than its memory"
+            )
     request = request_bytes(specs, dtype, ctx)
     parts = (
         weights,
         Part(
             "kv_cache",
             request * users,
-            f"{users:,} user{'s' if users != 1 else ''} x {request:,} bytes at {ctx:,} tokens ({dtype})",
+            f"{users_text(users)} x {request:,} bytes at {ctx:,} tokens ({dtype})",
         ),
         Part(
             "prefill",
@@ -325,17 +349,20 @@ def _size(
         ),
         Part("cuda_and_nccl", CUDA_AND_NCCL, "assumed"),
     )
-    fleet = Fleet(ctx, users, parts, devices or [machines.get(name) for name in DEFAULT_DEVICES])
+    fleet = Fleet(ctx, users, parts, devices)
     fleet.node, fleet.node_devices = node
+    fleet.asked = tuple(sizes)
     return fleet
 
 
-def _sizes(fleet: Fleet, sizes: Sequence[int]) -> list[int]:
+def _sizes(fleet: Fleet, sizes: Sequence[int], node: tuple[Machine, int] | None) -> list[int]:
+    """Sizes to look at: those that the node can have where one is named, and what was asked for."""
     for size in sizes:
         _positive("tensor_parallel", size)
     # The bound's own counts show why it is no layout: 9 devices split no model with 64 heads.
     counts = [count.devices for count in fleet.counts if count.devices <= 1024]
-    return sorted({*SIZES, *sizes, *counts, fleet.node_devices})
+    most = max(*SIZES, *counts, 1) if node is None else node[1]
+    return sorted({*sizes, *(size for size in (*SIZES, *counts) if size <= most), fleet.node_devices})
 
 
 def _positive(field: str, value: int) -> None:
@@ -343,4 +370,4 @@ def _positive(field: str, value: int) -> None:
         raise FleetError(f"{field} is {value!r}; allowed is a whole number >= 1")
 
 
-__all__ = ["BOUND", "Fleet", "FleetError", "TensorParallel", "for_model", "for_params", "gb", "gib"]
+__all__ = ["BOUND", "Fleet", "FleetError", "Kind", "TensorParallel", "for_model", "for_params", "gb", "gib"]

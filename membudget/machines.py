@@ -197,7 +197,7 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     name = name if len(name) <= 120 else name[:117] + "..."
     near = difflib.get_close_matches(name.lower(), names, 3, 0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    if _looks_counted(name):
+    if looks_counted(name):
         hint = f" Several are written as `2x dgx-spark`: a whole number from 1 to {MAX_MACHINES:,}, x, and the name."
     return (
         f"no machine is called {name!r}.{hint} Known are: {', '.join(dict.fromkeys(names))}, and {THIS_MACHINE}. "
@@ -205,7 +205,7 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     )
 
 
-def _looks_counted(name: str) -> bool:
+def looks_counted(name: str) -> bool:
     """Whether somebody meant several machines: ``2 dgx-spark``, ``1.5x h100``, ``h100 x2``, ``2x``."""
     import re
 

@@ -107,8 +107,14 @@ KEYS: dict[str, dict[str, str]] = {
         "reserve, total": "see above",
         "kv_cache_mha_bf16": "the cache with a KV head for every attention head in bf16; null where unknown",
         "lower_bound, lower_bound_text": "always true, and what that means",
-        "counts": "`machine`, `marketed` (decimal bytes), `devices`",
-        "node, fits, max_users, refusal, verdict": "the node it is held against",
+        "counts": "`machine`, `marketed` (decimal bytes), `devices`, `reserve` (bytes of it left to the system)",
+        "node, max_users, refusal, verdict": "the node it is held against; `max_users` by bytes alone",
+        "within_bound, fits": "whether the node has the bytes; whether of a model a layout of it fits too (exit code 0)",
+        "layouts": "of a model every layout of the node: `tensor_parallel`, `pipeline_parallel`, `devices`, `refused` (why, "
+        "or null), `headroom`, `max_users`, `fits`, as `plan` has them; null with --params",
+        "with_a_layout": "of a model for each `machine`: `by_bytes`, and the `layout` on the fewest of up to `tried` "
+        "devices that fits, or null; `unknown`: how it is split is not known here",
+        "notes": "what was taken for granted of the node",
         "tensor_parallel": "`size`, `divides`, `why`, `kv_copies`, `weights` and `kv_cache` of one device",
         "parts": "`name`, `bytes`, `why`",
     },

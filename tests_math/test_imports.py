@@ -16,7 +16,7 @@ TIERS = (
     ("model", "formats", "machines", "machine_file", "detect"),
     ("engines", "checkpoint", "locate"),
     ("budget", "budget_file", "budget_ids", "fields", "schema"),
-    ("capacity", "changes", "ledger", "sharding", "fleet", "judge"),
+    ("capacity", "changes", "ledger", "sharding", "fleet", "fleet_text", "node_layouts", "judge"),
     ("history", "report", "probe", "available"),
     ("doctor",),
     ("api", "cli", "plugin", "plugin_options", "commands", "tests"),

@@ -1,7 +1,8 @@
-"""How many devices so many users need: a lower bound in bytes, and which tensor-parallel sizes divide the model.
+"""How many devices so many users need: a lower bound in bytes, and which layouts of a node hold them.
 
 Give a MODEL, or its size and cache shape: --params 70 --layers 80 --kv-heads 8 --head-dim 128.
-Exit code 0: the node holds it; 1: it is refused, with both figures.
+Exit code 0: the node has the bytes and, of a MODEL, a layout of tensor x pipeline parallel that fits; 1: it is
+refused, with both figures. From --params nothing can be laid out: 0 and 1 are the bound's alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from membudget.commands.common import (
     find_model,
     model_argument,
     named_format,
+    short_repr,
 )
 from membudget.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
@@ -42,8 +44,10 @@ def options(parser: Declares) -> None:
     add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="default: auto")
     add("--ctx", "--seq-len", dest="ctx", metavar="N", default="8192", help="tokens a user; default: 8192")
     add("--users", metavar="N", default="1", help="sequences at once, each at full context; default: 1")
-    add("--device", metavar="NAME", action="append", help=f"counted in; default: {', '.join(DEFAULT_DEVICES)}")
-    add("--node", metavar="NxNAME", help=f"held against; default: {DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}")
+    add(
+        "--device", metavar="NAME", action="append", help=f"one kind, counted in; default: {', '.join(DEFAULT_DEVICES)}"
+    )
+    add("--node", metavar="NxNAME", help=f"held against, '8x h200'; default: {DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}")
     add("--tp", metavar="N", action="append", help="also look at this tensor-parallel size")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
 
@@ -52,8 +56,9 @@ def run(args: Arguments) -> Result:
     """Size."""
     ctx, users = context("--ctx (seq_len)", args.ctx, _MOST), count("--users", args.users, _MOST)
     files = (args.machines,) if args.machines else ()
-    devices = [machines.get(name, files) for name in args.device or DEFAULT_DEVICES]
+    devices = [_device(name, files) for name in args.device or DEFAULT_DEVICES]
     node = _node(args.node, files)
+    notes = _notes(args.node, node)
     sizes = [count("--tp", size, 4096) for size in args.tp or ()]
     if (args.model is None) == (args.params is None):
         raise InputError("give a MODEL or --params, and not both; see `membudget fleet --help`")
@@ -69,9 +74,9 @@ def run(args: Arguments) -> Result:
         format_name = args.format or "bf16"
         dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
         fleet = _from_params(args, format_name, dtype, ctx, users, devices, node, sizes)
-        name = f"{args.params}B parameters"
-    document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **fleet.as_json()}
-    return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype, args.node))
+        name = f"{args.params.strip().removesuffix('B').strip()}B parameters"
+    document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **fleet.as_json(), "notes": notes}
+    return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype, notes))
 
 
 def _from_params(
@@ -105,6 +110,19 @@ def _from_params(
     )
 
 
+def _device(name: str, files: Sequence[str]) -> Machine:
+    """One kind of device; several are refused here, for how many is the answer."""
+    try:
+        return machines.get(name, files)
+    except machines.UnknownMachine as error:
+        if machines.looks_counted(name):
+            raise InputError(
+                f"--device: {short_repr(name)} names several; --device takes one kind of device, as --device h200: how "
+                "many are needed is what fleet says. A node of several is given as --node 8xh200"
+            ) from None
+        raise InputError(f"--device: {error}") from None
+
+
 def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
     if text is None:
         return machines.get(DEFAULT_NODE[0], files), DEFAULT_NODE[1]
@@ -115,7 +133,21 @@ def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
         raise InputError(f"--node: {error}") from None
 
 
-def _text(fleet: Fleet, name: str, form: str, dtype: str, node: str | None) -> str:
+def _notes(text: str | None, node: tuple[Machine, int]) -> list[str]:
+    """What was taken for granted of the node."""
+    machine, devices = node
+    if text is None:
+        default = f"{DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}"
+        return [f"no --node was named: the verdict is on {default}; name yours with --node NxNAME"]
+    if machines.counted(text, 10**6)[1] == text:
+        return [
+            f"--node {text.strip()} names no number: the node was taken to have {devices} device; "
+            f"one of eight is --node 8x{machine.name}"
+        ]
+    return []
+
+
+def _text(fleet: Fleet, name: str, form: str, dtype: str, notes: list[str]) -> str:
     from membudget.report.terminal import Terminal, plain
 
     terminal = Terminal.of()
@@ -123,7 +155,7 @@ def _text(fleet: Fleet, name: str, form: str, dtype: str, node: str | None) -> s
     lines = [terminal.dot.join([title, f"{form} weights", f"{dtype} KV cache"])]
     for line in fleet.lines():
         lines += terminal.wrap(line) if "  " not in line else [line]
-        if line == fleet.verdict and node is None:
-            default = f"{DEFAULT_NODE[1]}x{DEFAULT_NODE[0]}"
-            lines += terminal.wrap(f"no --node was named: the verdict is on {default}; name yours with --node NxNAME")
+        if line == fleet.verdict:
+            for note in notes:
+                lines += terminal.wrap(note)
     return "\n".join(lines)
