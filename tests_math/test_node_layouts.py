@@ -293,3 +293,9 @@ def test_laws_of_the_fewest(name: str, users: int, devices: int) -> None:
         assert layout.devices <= devices
         assert layout.fits == (layout.refused is None and layout.max_users >= users)
         assert layout == tried(budget, layout.tensor_parallel, layout.pipeline_parallel)
+
+
+def test_another_engines_cache(capsys: Capture) -> None:
+    """The layouts are vLLM's, so a cache dtype that only llama.cpp has is refused, as a plan refuses it."""
+    assert main(["fleet", "Qwen/Qwen3-8B", "--kv-cache-dtype", "q8_0", "--offline"]) == 2
+    assert "kv cache dtype q8_0 is llama.cpp's; vllm has" in capsys.readouterr().err

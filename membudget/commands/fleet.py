@@ -65,7 +65,7 @@ def run(args: Arguments) -> Result:
     if args.params is None:
         model, found = find_model(args)
         form = named_format(args.format, model)
-        dtype = choose_cache(args.kv_cache_dtype, form, model, found)
+        dtype = choose_cache(args.kv_cache_dtype, form, model, found, "vllm")  # whose layouts are tried
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
         )
