@@ -167,7 +167,8 @@ def _refusals(refused: list[Layout], counts: set[int]) -> list[str]:
     """Sizes that are refused, those of one reason together; only tensor sizes that divide a count that is shown."""
     groups: dict[str, tuple[str, list[str], list[str]]] = {}
     for layout in refused:
-        tp, staged, why = layout.tensor_parallel, layout.pipeline_parallel > 1, layout.refused or ""
+        tp, staged = layout.tensor_parallel, layout.pipeline_parallel > 1
+        why = f"{'left out' if layout.unknown else 'refused'}: {layout.refused}"
         if not staged and not any(count % tp == 0 for count in counts):
             continue
         # one reason but for the size in it
@@ -178,7 +179,7 @@ def _refusals(refused: list[Layout], counts: set[int]) -> list[str]:
     for why, sizes, stages in groups.values():
         parts = [f"tensor {', '.join(sizes)}"] if sizes else []
         parts += [f"pipeline 2 or more of tensor {', '.join(stages)}"] if stages else []
-        shown.append(f"{' and '.join(parts)}: refused: {why}")
+        shown.append(f"{' and '.join(parts)}: {why}")
     return shown
 
 
