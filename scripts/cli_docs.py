@@ -174,6 +174,7 @@ KEYS: dict[str, dict[str, str]] = {
         "folder, runs": "where the records lie; `id`, `time`, `source`, `machine`, `versions`, `flags`, `commit`, "
         "`green`, `reference`, `skipped` of each run",
         "lines": "`budget`, `line`, `side` (predicted, measured), `values`: one a run, null where it has none",
+        "contradictions": "budgets whose verdict is another one than their own numbers give",
         "problems": "lines that are no record, in words",
     },
     "diff": {

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from membudget.history import Record, append
+from membudget.history import Entry, Line, Record, append
+from membudget.history.logs import of_log
 from tests_math.test_history_drift import GIB, run
+from tests_math.test_vllm_log_explain import start
 
 pytestmark = pytest.mark.suite
 
@@ -40,13 +42,27 @@ def runs(tmp_path: Path) -> Callable[..., str]:
 def test_history_shows_runs_and_courses(run_cli: Call, runs: Callable[..., str]) -> None:
     """A line a run, a line a budget's line with its course; the one that moved says how often."""
     folder = runs(run(1), run(2), run(3, {"transformers": "5.9.0"}, 2 * GIB, verdict="failed"))
-    code, out, _ = run_cli("history", "--runs", folder)
+    code, out, _ = run_cli("history", "--runs", folder, "--lines")
     assert code == 0
     assert out.count("spark ") >= 3
     assert "1 failed" in out
+    assert run_cli("history", "--runs", folder, "--budget", "mistral")[1] == out
     row = next(line for line in out.splitlines() if re.search(r"mistral\s+kv_cache\s+measured", line))
     assert ("▁▁█" in row) or ("__@" in row)
     assert re.search(r"1\.00 GiB\s+2\.00 GiB\s+1x\s+3$", row)
+
+
+def test_history_shows_a_row_a_budget(run_cli: Call, ask: Ask, runs: Callable[..., str]) -> None:
+    """By default one row: the last verdict, the worst line, the total and how it moved; the JSON has every line."""
+    lines = {"kv_cache": Line(GIB, GIB * 3 // 2, "bytes", "within 1%"), "weights": Line(100, 101, "bytes", "within 2%")}
+    entries = [Entry("failed", {**lines, "total": Line(total)}, {"ctx": 8192}) for total in (5 * GIB, 6 * GIB)]
+    folder = runs(*(run(day, budgets={"mistral": entry}) for day, entry in enumerate(entries, 1)))
+    code, out, _ = run_cli("history", "--runs", folder)
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if line.startswith("mistral")]
+    assert re.fullmatch(r"mistral\s+failed\s+kv_cache \+50%\s+6\.00 GiB\s+\+1\.00 GiB\s+1\s+2", row.rstrip())
+    assert out.rstrip().endswith("every line: --lines, or --budget NAME")
+    assert {line["line"] for line in ask("history", "--runs", folder)[1]["lines"]} == {"kv_cache", "weights", "total"}
 
 
 def test_history_chooses(ask: Ask, runs: Callable[..., str]) -> None:
@@ -93,6 +109,103 @@ def test_diff_of_each_source(ask: Ask, runs: Callable[..., str]) -> None:
     assert code == 1
     assert [len(item["moves"]) for item in found["each"]] == [1, 0]
     assert ask("diff", "--each", "--runs", runs())[0] == 1
+
+
+def test_diff_of_two_logs_has_concurrency(ask: Ask, run_cli: Call, tmp_path: Path) -> None:
+    """53.00x -> 48.83x is a line that moved, by 7.87%; a hundredth, by which prints may differ, is not."""
+    paths = []
+    for name, times in (("a", "53.00"), ("b", "48.83"), ("c", "53.01")):
+        path = tmp_path / f"{name}.log"
+        path.write_text("".join(start(tokens="434,176", times=times, kv=53 * GIB)), encoding="utf-8")
+        paths.append(str(path))
+    code, found = ask("diff", paths[0], paths[1])
+    assert code == 1
+    move = next(item for item in found["moves"] if item["line"] == "pool_concurrency")
+    assert (move["before"], move["after"], move["unit"], move["beyond"]) == (5300, 4883, "x100", True)
+    out = run_cli("diff", paths[0], paths[1])[1]
+    assert "pool_concurrency of Llama-3.1-8B measured: 53.00x -> 48.83x, -4.17x (-7.87%)" in out
+    assert ask("diff", paths[0], paths[2])[0] == 0
+
+
+def test_blocks_of_a_log_are_a_line() -> None:
+    """Blocks as the log prints them; an override is what the pool has: 100 of them."""
+    log = of_log(str(LOGS / "cpu" / "0.32.0-llama-num_gpu_blocks_override=100.log"))
+    (entry,) = log.budgets.values()
+    assert entry.lines["pool_blocks"] == Line(None, 100, "count", "exact")
+
+
+def test_nothing_to_compare_is_no_yes(ask: Ask, run_cli: Call, runs: Callable[..., str], tmp_path: Path) -> None:
+    """Exit code 3 and what to do: logs of two models, runs of other budgets, a budget that asks something else."""
+    paths: list[str] = []
+    for name, tokens, times in (
+        ("meta-llama/Llama-3.1-8B", "491,520", "60.00"),
+        ("Qwen/Qwen2.5-7B", "1,123,472", "137.14"),
+    ):
+        paths.append(str(tmp_path / f"{len(paths)}.log"))
+        Path(paths[-1]).write_text("".join(start(name, tokens=tokens, times=times)), encoding="utf-8")
+    code, out, _ = run_cli("diff", *paths)
+    assert code == 3
+    assert "nothing to compare: the logs are of Llama-3.1-8B and Qwen2.5-7B; give two logs of one model" in out
+    folder = runs(run(1), run(2, budgets={"llama": run(2).budgets["mistral"]}))
+    code, out, _ = run_cli("diff", "--runs", folder)
+    assert code == 3
+    assert "no line of the same budget in common; give two runs of the same budgets: `membudget history`" in out
+    other = runs(run(3, settings={"ctx": 4096}), run(4))
+    assert ask("diff", "2026-11-03", "last", "--runs", other)[0] == 3
+
+
+def test_an_unreadable_record_says_why(ask: Ask, runs: Callable[..., str], tmp_path: Path) -> None:
+    """Where the only record has a newer schema, each command names it and its reason, and not `pytest --record`."""
+    folder = Path(runs(run(1)))
+    path = folder / "spark.jsonl"
+    path.write_text(json.dumps(run(1).as_json() | {"schema": 99}) + "\n", encoding="utf-8")
+    for argv in (["diff"], ["diff", "--each"], ["report", "-o", str(tmp_path / "r.html")], ["report", str(folder)]):
+        more = [] if str(folder) in argv else ["--runs", str(folder)]
+        code, found = ask(*argv, *more)
+        assert code == 3 or (argv == ["diff", "--each"] and code in (2, 3))
+        assert f"{path}:1: schema 99 is newer than" in found["error"]["message"]
+    # as a file of runs: what is not its last record is told
+    both = tmp_path / "both.jsonl"
+    both.write_text(json.dumps(run(1).as_json()) + "\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    _, found = ask("diff", str(both), str(both))
+    assert f"{both}:2: schema 99" in found["problems"][0]
+
+
+def test_a_record_that_contradicts_itself_is_not_green(ask: Ask, run_cli: Call, tmp_path: Path) -> None:
+    """9,999,999 bytes measured where 5,247,488 are exact, and "passed" beside them: failed, with both numbers."""
+    raw = run(1).as_json()
+    raw["budgets"]["mistral"]["lines"]["weights"] = {"predicted": 5_247_488, "measured": 9_999_999, "allowed": "exact"}
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    path = folder / "spark.jsonl"
+    path.write_text(json.dumps(raw) + "\n", encoding="utf-8")
+    code, out, _ = run_cli("history", "--runs", str(folder))
+    said = "mistral contradicts itself: it says passed, and weights is 9,999,999 B measured, 5,247,488 B predicted"
+    assert said in out
+    assert "1 failed, 1 of them contradicting" in out
+    assert re.search(r"mistral\s+contradicts\s+weights \+90\.6%", out)
+    found = ask("history", "--runs", str(folder))[1]
+    assert not found["runs"][0]["green"]
+    assert said in found["contradictions"][0]
+    page = str(tmp_path / "r.html")
+    code, report = ask("report", "--runs", str(folder), "-o", page)
+    assert (code, report["failed"]) == (1, 1)
+    assert "contradicts itself" in Path(page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("measured", "why"), [(-1, "is -1: no size is negative"), (-(10**30), "no machine"), (10**30, "no machine")]
+)
+def test_a_size_that_cannot_be_is_refused(ask: Ask, tmp_path: Path, measured: int, why: str) -> None:
+    """By file and line, with the field: no size is negative, and none has 31 digits."""
+    raw = run(1).as_json()
+    raw["budgets"]["mistral"]["lines"]["weights"]["measured"] = measured
+    path = tmp_path / "spark.jsonl"
+    path.write_text(json.dumps(raw) + "\n", encoding="utf-8")
+    code, found = ask("report", "--runs", str(tmp_path), "-o", str(tmp_path / "r.html"))
+    assert code == 3
+    assert f"{path}:1: budgets.mistral.lines.weights.measured" in found["error"]["message"]
+    assert why in found["error"]["message"]
 
 
 def test_diff_of_two_logs(ask: Ask, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from membudget.history import Entry, Line, Record, RecordError, append, make, read, read_folder
 from membudget.history import record as schema
 from membudget.history.record import SCHEMA, from_json
+from membudget.history.recorder import merged
 from membudget.history.store import file_of
 from membudget.probe.comparison import Row
 
@@ -68,7 +69,7 @@ def test_samples_come_back_and_unknown_stays_unknown() -> None:
     entry = run().budgets["llama.box"]._replace(samples=samples)
     record = run(budgets={"llama.box": entry})
     raw = json.loads(json.dumps(record.as_json()))
-    assert raw["schema"] == 2
+    assert raw["schema"] == 3
     assert from_json(raw) == record
 
 
@@ -77,6 +78,55 @@ def test_a_record_from_before_samples_is_read() -> None:
     raw = run().as_json() | {"schema": 1}
     assert from_json(raw) == run()
     assert from_json(raw).budgets["llama.box"].samples == {}
+
+
+def test_two_questions_are_two_lines() -> None:
+    """Schema 2 put the most users of a whole machine beside the edge under a ceiling: they are read apart."""
+    raw = run().as_json() | {"schema": 2}
+    lines = raw["budgets"]["llama.box"]["lines"]
+    lines["max_users"] = {"predicted": 2103, "measured": 7, "unit": "count", "allowed": "exact"}
+    entry = from_json(raw).budgets["llama.box"]
+    assert entry.lines["max_users"] == Line(None, 7, "count", "exact")
+    assert entry.lines["max_users_whole_machine"] == Line(2103, None, "count")
+    assert entry.verdict == "passed"
+    lines["max_users"] = {"predicted": 2103, "unit": "count"}
+    assert from_json(raw).budgets["llama.box"].lines["max_users_whole_machine"] == Line(2103, None, "count")
+    assert "max_users" not in from_json(raw).budgets["llama.box"].lines
+
+
+def test_a_prediction_stays_beside_its_measurement() -> None:
+    """A measured line was judged against its own prediction; the bare ledger's, told later or before, is another."""
+    measured, bare = {"weights": Line(104, 104, "bytes", "exact")}, {"weights": Line(100)}
+    assert merged(measured, bare) == merged(bare, measured) == measured
+    assert merged({"weights": Line(None, 104)}, bare) == {"weights": Line(100, 104)}
+
+
+@pytest.mark.parametrize(
+    ("line", "holds"),
+    [
+        (Line(100, 101, "bytes", "within 1%"), True),
+        (Line(100, 102, "bytes", "within 1%"), False),
+        (Line(None, 2**30, "bytes", "below 1 GiB"), False),
+        (Line(None, 2**30 - 1, "bytes", "below 1 GiB"), True),
+        (Line("fits", "out_of_memory", "word", "exact"), False),
+        (Line(5300, 5301, "x100", "within 1"), True),
+        (Line(100, 200), None),
+        (Line(100, None, "bytes", "exact"), None),
+        (Line(None, 7, "count", "exact"), None),
+    ],
+)
+def test_a_line_is_judged_by_its_own_numbers(line: Line, holds: bool | None) -> None:
+    """As near as it allows; None where nothing was measured, predicted or allowed."""
+    assert line.holds is holds
+    record = run(budgets={"llama.box": Entry("passed", {"a": line})})
+    assert from_json(record.as_json()).green is (holds is not False)
+
+
+def test_a_tolerance_that_is_none_is_refused() -> None:
+    """What cannot be judged is not believed."""
+    record = run(budgets={"llama.box": Entry("passed", {"a": Line(1, 2, "bytes", "roughly")})})
+    with pytest.raises(RecordError, match=r"budgets\.llama\.box\.lines\.a\.allowed: 'roughly' is no tolerance"):
+        from_json(record.as_json())
 
 
 def test_samples_are_made_of_rows() -> None:

@@ -2,10 +2,13 @@
 
 A and B are runs: last, last-green, first, reference, transformers==5.8.0, a date, the beginning of an id, a
 .jsonl file of runs, or a vLLM log. Without them the last green run is compared with the last one.
-Exit code 0: nothing moved beyond its tolerance; 1: something did; 3: there is no such run.
+Exit code 0: nothing moved beyond its tolerance; 1: something did; 3: there is no such run, or the two have no
+line in common.
 """
 
 from __future__ import annotations
+
+import os
 
 from membudget.commands import Result
 from membudget.commands.common import NotHere
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from membudget.commands.arguments import Arguments, Declares
-    from membudget.history import Drift, Move, Record
+    from membudget.history import Drift, Move, Problem, Record
 
 
 def options(parser: Declares) -> None:
@@ -39,13 +42,13 @@ def run(args: Arguments) -> Result:
     runs = [item for item in found.records if (args.source or "") in item.source]
     if args.budget:  # a run that says nothing of it is not meant
         runs = [item for item in runs if any(args.budget in name for name in item.budgets)]
-    problems = [str(problem) for problem in found.problems]
+    problems = [str(problem) for problem in (*found.problems, *_of_files(args.before, args.after))]
     try:
         if args.each:
-            pairs = _each(runs)
+            pairs = _each(runs, problems)
         else:
-            after = select(args.after or "last", runs)
-            pairs = [(select(args.before or "last-green", runs, after), after)]
+            after = select(args.after or "last", runs, problems=problems)
+            pairs = [(select(args.before or "last-green", runs, after, problems), after)]
     except SelectError as error:
         raise NotHere(str(error)) from None
     drifts = []
@@ -53,14 +56,24 @@ def run(args: Arguments) -> Result:
         wanted = [name for name in (*before.budgets, *after.budgets) if (args.budget or "") in name]
         drifts.append(compare(before, after, runs, budgets=wanted))
     documents = [as_json(drift, problems) for drift in drifts]
-    code = 1 if any(drift.beyond for drift in drifts) else 0
+    code = 1 if any(drift.beyond for drift in drifts) else 0 if any(drift.compared for drift in drifts) else 3
     document = {"each": documents, "moved": code == 1} if args.each else documents[0]
     return Result(code, document, lambda: _text(drifts, problems, args.markdown))
 
 
-def _each(runs: Sequence[Record]) -> list[tuple[Record, Record]]:
+def _of_files(*refs: str | None) -> list[Problem]:
+    """What could not be read of files of runs that are named: their last run may be another one."""
+    from membudget.history import read
+
+    return [
+        item for ref in refs if ref and ref.endswith(".jsonl") and os.path.isfile(ref) for item in read(ref).problems
+    ]
+
+
+def _each(runs: Sequence[Record], problems: Sequence[str]) -> list[tuple[Record, Record]]:
     """The last run of every machine and source, behind its last green one; without the first of its kind."""
     from membudget.history import SelectError, select
+    from membudget.history.select import unread
 
     found = []
     for after in {(run.machine_name, run.source): run for run in runs}.values():
@@ -69,7 +82,7 @@ def _each(runs: Sequence[Record]) -> list[tuple[Record, Record]]:
         except SelectError:
             continue
     if not found:
-        raise SelectError("no run has an earlier green one of its kind")
+        raise SelectError(f"no run has an earlier green one of its kind{unread(problems)}")
     return found
 
 

@@ -1,6 +1,7 @@
-"""Runs that were recorded: a table of them, and the course of every budget's lines.
+"""Runs that were recorded: a row for each, a row for each budget, and with --lines the course of every line.
 
-Records are made with `pytest --record` and by the nightly matrix; they lie in runs/, one file a machine.
+--budget and --line choose lines and show them.  Records are made with `pytest --record` and by the nightly matrix;
+they lie in runs/, one file a machine.
 Exit code 0: runs are there; 3: none is.
 """
 
@@ -20,6 +21,7 @@ def options(parser: Declares) -> None:
     add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
     add("--budget", metavar="TEXT", help="only budgets with this in their name")
     add("--line", metavar="TEXT", help="only lines with this in their name: kv_cache, pool_tokens")
+    add("--lines", action="store_true", help="the course of every line of every budget, not one row a budget")
     add("--machine", metavar="NAME", help="only runs of this machine")
     add("--source", metavar="TEXT", help="only runs with this in their source: spark, survey")
     add("--last", metavar="N", default="20", help="only the last N runs; default: 20")
@@ -40,7 +42,7 @@ def run(args: Arguments) -> Result:
     if not runs:
         more = f" ({problems[0]})" if problems else ""
         raise NotHere(f"{folder}: no run of this kind is recorded{more}; `pytest --record` makes one")
-    from membudget.history.text import series
+    from membudget.history.text import contradictions, series
 
     rows = series(runs, args.budget or "", args.line or "")
     document = {
@@ -64,17 +66,22 @@ def run(args: Arguments) -> Result:
             {"budget": budget, "line": line, "side": side, "values": values}
             for (budget, line, side), values in rows.items()
         ],
+        "contradictions": contradictions(runs),
         "problems": problems,
     }
 
     def text() -> str:
-        from membudget.history.text import lines_table, runs_table
+        from membudget.history.text import budgets_table, lines_table, runs_table
         from membudget.report.terminal import Terminal
 
         terminal = Terminal.of()
         lines = runs_table(runs)
-        drawn = lines_table(runs, args.budget or "", args.line or "", terminal.unicode)
+        if args.lines or args.budget or args.line:
+            drawn = lines_table(runs, args.budget or "", args.line or "", terminal.unicode)
+        else:
+            drawn = [*budgets_table(runs), "every line: --lines, or --budget NAME"]
         lines += ["", *drawn] if drawn else []
+        lines += contradictions(runs)
         lines += [f"not read: {problem}" for problem in problems]
         return "\n".join(lines)
 

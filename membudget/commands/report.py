@@ -78,7 +78,7 @@ def _of_run(args: Arguments) -> Story:
         found, ref = read(ref), "last"
     else:
         found = read_folder(runs_folder(args.runs))
-    record = select(ref, found.records)
+    record = select(ref, found.records, problems=found.problems)
 
     def capacity(name: str) -> int | None:
         try:

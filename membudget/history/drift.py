@@ -103,6 +103,11 @@ class Drift(NamedTuple):
         return [move for move in self.moves if move.beyond]
 
     @property
+    def compared(self) -> int:
+        """How many lines both runs have."""
+        return self.same + len(self.moves)
+
+    @property
     def unexplained(self) -> list[Move]:
         """Those that no known change explains."""
         return [move for move in self.beyond if not move.explained]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from membudget.budget import Budget
-from membudget.history.record import Line
+from membudget.history.record import WHOLE_MACHINE, Line
 from membudget.ledger import BUCKETS, Ledger, predict
 
 
@@ -26,7 +26,7 @@ def of_ledger(ledger: Ledger) -> dict[str, Line]:
     lines["total"] = Line(ledger.total)
     lines["kv_per_token"] = Line(ledger.kv_per_token)
     lines["params"] = Line(ledger.budget.model.count.params, unit="count")
-    lines["max_users"] = Line(ledger.max_users, unit="count")
+    lines[WHOLE_MACHINE] = Line(ledger.max_users, unit="count")
     return lines
 
 

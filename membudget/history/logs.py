@@ -19,6 +19,8 @@ LINES = (
     ("available_kv", "kv_cache", "bytes"),
     ("reserved_kv", "kv_cache", "bytes"),
     ("kv_tokens", "pool_tokens", "count"),
+    ("max_concurrency", "pool_concurrency", "x100"),
+    ("override_blocks", "pool_blocks", "count"),
     ("num_blocks", "pool_blocks", "count"),
     ("block_size", "pool_block_tokens", "count"),
 )
@@ -54,7 +56,8 @@ def of_log(path: str, version: str = "") -> Record:
         for figure, line, unit in LINES:
             found = engine.get(figure)
             if found is not None and line not in lines:
-                lines[line] = Line(None, int(found.value), unit, _digits(found.half, unit))
+                value = round(float(found.value) * 100) if unit == "x100" else int(found.value)
+                lines[line] = Line(None, value, unit, _digits(found.half, unit))
         budgets[name] = Entry("recorded", lines, _settings(engine))
     printed = next((engine.version for engine in engines if engine.version), "")
     if printed and version and printed != version:
@@ -78,7 +81,9 @@ def _name(model: str | None, number: int) -> str:
 
 
 def _digits(half: float, unit: str) -> str:
-    """Two prints of the same figure may differ by a printed digit."""
+    """Two prints of the same figure may differ by a printed digit: two decimals, where it is a multiple."""
+    if unit == "x100":
+        return f"within {max(round(2 * half * 100), 1)}"
     return f"within {2 * int(half)} B" if unit == "bytes" and half else "exact"
 
 

@@ -9,12 +9,51 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from membudget.tolerance import Tolerance, parse
+from membudget.units import UnitError
+
+
+def _apart(raw: dict[str, Any]) -> dict[str, Any]:
+    """2 -> 3: the most users of the whole machine is a line of its own, `WHOLE_MACHINE`.
+
+    Before, it was the prediction of ``max_users``, whose measurement is the edge under a ceiling: another question.
+    """
+    budgets = raw.get("budgets")
+    if not isinstance(budgets, dict):
+        return raw
+    out = {}
+    for name, entry in budgets.items():
+        lines = entry.get("lines") if isinstance(entry, dict) else None
+        if isinstance(lines, dict):
+            entry = entry | {"lines": dict(part for item in lines.items() for part in _users_apart(*item))}
+        out[name] = entry
+    return raw | {"budgets": out}
+
+
+def _users_apart(name: str, line: Any) -> list[tuple[str, Any]]:
+    if name != "max_users" or not isinstance(line, dict) or "predicted" not in line:
+        return [(name, line)]
+    whole = {key: value for key, value in line.items() if key not in ("measured", "allowed")}
+    edge = {key: value for key, value in line.items() if key != "predicted"}
+    return [(WHOLE_MACHINE, whole), *([(name, edge)] if "measured" in line else [])]
+
+
 #: The schema that is written.
-SCHEMA = 2
+SCHEMA = 3
 #: How a record of an older schema becomes one of the next, by the older one's number.
 #: 1 -> 2: budgets may have samples, and an older one has none.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda raw: raw}
-UNITS = ("bytes", "count", "word")
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda raw: raw, 2: _apart}
+#: The most users that the closed form finds on the whole machine; ``max_users`` is the edge under a ceiling.
+WHOLE_MACHINE = "max_users_whole_machine"
+UNITS = ("bytes", "count", "x100", "word")
+#: Lines that are sizes or numbers of things, and no differences of two readings: never less than 0.
+WHOLE = frozenset(
+    {"weights", "kv_cache", "activations", "overhead", "total", "params", "kv_per_token", "kv_growth", "steps_cache"}
+    | {"max_users", "max_users_closed_form", WHOLE_MACHINE, "static_cache", "prefill_peak", "pool_concurrency"}
+    | {"pool_tokens", "pool_blocks", "pool_block_tokens", "pool_block_bytes", "edge_cache", "num_blocks"}
+)
+#: No machine has so many bytes, tokens or users.
+IMPOSSIBLE = 2**63
 VERDICTS = ("passed", "failed", "recorded")
 #: What a line's figure was made from: columns of whole numbers by name, all of one length.
 Samples = dict[str, list[int | None]]
@@ -28,7 +67,8 @@ class Line(NamedTuple):
     """One line of a budget: ``weights``, ``kv_cache``, ``overhead.cuda_context``, ``pool_tokens``.
 
     predicted, measured: bytes, a count or a word; None where there is none.
-    unit: ``bytes``, ``count`` or ``word``.  allowed: a tolerance as in budgets, "" for the default.
+    unit: ``bytes``, ``count``, ``x100`` (hundredths of a multiple: 5300 is 53.00x) or ``word``.
+    allowed: a tolerance as in budgets, "" for the default, by which the line alone was not judged.
     """
 
     predicted: int | str | None = None
@@ -36,11 +76,32 @@ class Line(NamedTuple):
     unit: str = "bytes"
     allowed: str = ""
 
+    @property
+    def holds(self) -> bool | None:
+        """Whether the line is as near to its prediction as it allows; None where it was not judged.
+
+        Raises `UnitError` where `allowed` is no tolerance.
+        """
+        if not self.allowed or self.measured is None:
+            return None
+        if self.unit == "word":
+            return None if self.predicted is None else self.measured == self.predicted
+        tolerance = self.tolerance
+        if not isinstance(self.measured, int) or (self.predicted is None and tolerance.kind != "below"):
+            return None
+        return tolerance.allows(int(self.predicted or 0), self.measured)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """`allowed` as it is read."""
+        return parse(self.allowed, "bytes" if self.unit == "bytes" else "count")
+
 
 class Entry(NamedTuple):
     """What a run says of one budget.
 
-    verdict: ``passed``, ``failed``, or ``recorded`` (nothing was judged).  settings: what was asked,
+    verdict: ``passed``, ``failed``, or ``recorded`` (nothing was judged); an entry that is read is failed where one of
+    its lines does not hold, whatever it says, and `why` then begins with `CONTRADICTS`.  settings: what was asked,
     flags of the engine included.  why: the first line of a failure.
     samples: by line, what it was measured at: ``kv_growth`` has tokens, batch and held bytes,
     ``fragmentation_...`` step, total, allocated and reserved bytes (None: unknown), ``max_users`` users and fits.
@@ -142,7 +203,35 @@ def _entry(budget: str, raw: object) -> Entry:
     if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
         raise RecordError(f"budgets.{budget}: settings is a table and why a text")
     lines = {name: _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
-    return Entry(raw["verdict"], lines, raw.get("settings", {}), raw.get("why", ""), _samples(budget, raw))
+    for name in WHOLE & lines.keys():
+        _whole(f"budgets.{budget}.lines.{name}", lines[name])
+    verdict, why = raw["verdict"], raw.get("why", "")
+    off = [f"{name} is {_pair(line)}" for name, line in lines.items() if line.holds is False]
+    if off and verdict != "failed":
+        more = f" and {len(off) - 1:,} more" if len(off) > 1 else ""
+        verdict, why = "failed", f"{CONTRADICTS}: it says {verdict}, and {off[0]}{more}"
+    return Entry(verdict, lines, raw.get("settings", {}), why, _samples(budget, raw))
+
+
+#: How the reason of an entry begins whose verdict is another one than its own numbers give.
+CONTRADICTS = "contradicts itself"
+
+
+def _pair(line: Line) -> str:
+    unit = " B" if line.unit == "bytes" else ""
+    one, other = (
+        f"{value:,}{unit}" if isinstance(value, int) else str(value) for value in (line.measured, line.predicted)
+    )
+    predicted = "" if line.predicted is None else f", {other} predicted"
+    return f"{one} measured{predicted}, allowed {line.allowed}"
+
+
+def _whole(where: str, line: Line) -> None:
+    for side in ("predicted", "measured"):
+        value = getattr(line, side)
+        if isinstance(value, int) and value < 0:
+            what = "bytes" if line.unit == "bytes" else line.unit
+            raise RecordError(f"{where}.{side} is {value:,}: no size is negative; allowed are 0 {what} and more")
 
 
 def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
@@ -174,6 +263,12 @@ def _line(where: str, raw: object) -> Line:
         if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
             kind = "a word" if wanted is str else "a whole number"
             raise RecordError(f"{where}.{side} is {value!r}: {kind} is needed")
+        if isinstance(value, int) and abs(value) > IMPOSSIBLE:
+            raise RecordError(f"{where}.{side} has {len(str(abs(value)))} digits: no machine has so much")
+    try:
+        line.holds  # noqa: B018
+    except UnitError as error:
+        raise RecordError(f"{where}.allowed: {error}") from None
     return line
 
 

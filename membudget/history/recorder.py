@@ -15,7 +15,7 @@ import pytest
 from membudget.history import here
 from membudget.history.changes import known_changes
 from membudget.history.drift import Drift, compare
-from membudget.history.record import Entry, Line, Record, Samples
+from membudget.history.record import Entry, Line, Record, RecordError, Samples
 from membudget.history.select import SelectError, baseline
 from membudget.history.store import append, read_folder
 from membudget.history.text import explain, headline
@@ -71,9 +71,10 @@ class Recorder:
         """A record that cannot be written fails the run, and hides nothing of it."""
         try:
             self.told.append(f"recorded {record.id} in {append(record, self.folder)}")
-        except OSError as error:
+        except (OSError, RecordError) as error:
             do = "name a folder that can be written with --runs=DIR"
-            self.told.append(f"NOT recorded: {self.folder}: {error.strerror or error}; {do}")
+            why = f"{error.strerror or error}; {do}" if isinstance(error, OSError) else str(error)
+            self.told.append(f"NOT recorded: {self.folder}: {why}")
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -148,15 +149,19 @@ class Recorder:
 
 
 def merged(old: Mapping[str, Line], new: Mapping[str, Line]) -> dict[str, Line]:
-    """Lines of several tests of one budget: what was measured counts over what was not."""
+    """Lines of several tests of one budget: what was measured counts over what was not.
+
+    A prediction belongs to the measurement that it was made for: the bare ledger's does not replace it.
+    """
     out = dict(old)
     for name, line in new.items():
         before = out.get(name)
         if before is None:
             out[name] = line
             continue
+        first, second = (before, line) if line.measured is not None or before.measured is None else (line, before)
         out[name] = Line(
-            before.predicted if line.predicted is None else line.predicted,
+            first.predicted if second.predicted is None else second.predicted,
             before.measured if line.measured is None else line.measured,
             line.unit,
             line.allowed or before.allowed,

