@@ -20,9 +20,12 @@ MIB = 2**20
 #: Starts that are refused, by name: the model and its engine's settings.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "too long": ("gemma3", {"max_model_len": 8192, "kv_cache_memory_bytes": 4 * MIB}),
-    "too few blocks": ("llama", {"max_model_len": 2048, "kv_cache_memory_bytes": 1024 * MIB, "num_gpu_blocks_override": 8}),
+    "too few blocks": (
+        "llama",
+        {"max_model_len": 2048, "kv_cache_memory_bytes": 1024 * MIB, "num_gpu_blocks_override": 8},
+    ),
     "more than there is": ("llama", {"max_model_len": 2048, "gpu_memory_utilization": 1.0}),
-}  # fmt: skip
+}
 
 
 def case(name: str, model: str, engine: dict[str, Any]) -> dict[str, Any]:
