@@ -132,17 +132,16 @@ def test_plan_sees_fp8_and_eager(ask: Ask) -> None:
     assert eager["activations"] > 32 * 16_384**2 * 10
 
 
-def test_plan_warns_of_a_share_that_eats_into_the_systems(ask: Ask) -> None:
-    """vLLM's own default of 0.92 leaves 9.74 of a Spark's 10 GiB; 0.91 leaves them; a card has no such note."""
+def test_a_share_that_eats_into_the_systems_does_not_fit(ask: Ask) -> None:
+    """vLLM's own default of 0.92 leaves 9.74 of a Spark's 10 GiB; 0.91 leaves them; a card keeps none for it."""
     base = ("plan", "Qwen/Qwen3-8B", "--ctx", "8k", "--gpu-memory-utilization")
-    _, plan = ask(*base, "0.92", "--machine", "dgx-spark")
+    code, plan = ask(*base, "0.92", "--machine", "dgx-spark")
     # 130,663,165,952 B x 0.08 = 9.735 GiB; (130,663,165,952 - 10 x 2^30) / 130,663,165,952 = 0.9178
-    (note,) = [note for note in plan["notes"] if "may claim all but" in note]
-    assert "gpu_memory_utilization 0.92 may claim all but 9.74 GiB" in note
-    assert "0.91 or less leaves that" in note
+    assert code == 1
+    assert "leaves 9.74 GiB of the operating system's 10.00 GiB" in plan["verdict"]
+    assert plan["changes"][0]["values"] == {"gpu_memory_utilization": 0.91}
     for share, machine in (("0.91", "dgx-spark"), ("0.99", "h100")):
-        _, plan = ask(*base, share, "--machine", machine)
-        assert not [note for note in plan["notes"] if "may claim all but" in note]
+        assert ask(*base, share, "--machine", machine)[0] == 0
 
 
 def test_plan_utilization_limits(ask: Ask) -> None:
@@ -243,3 +242,41 @@ def test_a_part_of_the_weights_is_refused(
     assert code == 2
     assert "not in the files" in said["error"]["message"]
     assert ask("plan", str(tmp_path), "--machine", "l4", "--format", "bf16")[0] == 0
+
+
+def test_a_plan_of_unified_memory_names_the_share(ask: Ask) -> None:
+    """63.57 GiB less the system's 10 are 0.4402 of 121.69; (121.69 - 10) / 121.69 is 0.9178: 0.45 to 0.91."""
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "32k", "--users", "8")
+    (note,) = [note for note in plan["notes"] if "--gpu-memory-utilization" in note]
+    assert "--gpu-memory-utilization 0.45 is enough" in note
+    assert "above 0.91 it takes" in note
+    asked = ["plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "32k"]
+    for more in (["--gpu-memory-utilization", "0.83"], ["--engine", "llama_cpp"], ["--users", "4000"]):
+        _, plan = ask(*asked, *more)
+        assert not [note for note in plan["notes"] if "is enough for this" in note]
+    _, card = ask("plan", "Qwen/Qwen3-8B", "--machine", "h100-80gb")
+    assert not [note for note in card["notes"] if "is enough for this" in note]
+
+
+def test_this_machine_says_what_is_available_now(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is of the whole memory; where others hold most of it, that is said."""
+    from membudget import detect
+    from membudget.machines import Machine
+
+    box = Machine("this-machine", 128 * GIB, 128 * GIB, True, 1, os_reserve=10 * GIB, title="NVIDIA GB10")
+    monkeypatch.setattr(detect, "_found", box)
+    monkeypatch.setattr("membudget.probe.system.available", lambda: 22 * GIB)
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "this-machine")
+    (note,) = [note for note in plan["notes"] if "available now" in note]
+    assert note.startswith("this-machine: 22.00 GiB (23.62 GB) of its memory are available now")
+    monkeypatch.setattr("membudget.probe.system.available", lambda: 118 * GIB)
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "this-machine")
+    assert not [note for note in plan["notes"] if "available now" in note]
+
+
+def test_unified_memory_without_a_reserve_is_said(ask: Ask, tmp_path: Path) -> None:
+    """An own machine whose memory is the system's too, and that leaves it nothing."""
+    table = tmp_path / "mine.yaml"
+    table.write_text("box: {memory: 100 GiB, unified: true, bandwidth: 100 GB/s, source: mine}\n", encoding="utf-8")
+    _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "box", "--machines", str(table))
+    assert any("nothing is left to it: give it an os_reserve" in note for note in plan["notes"])

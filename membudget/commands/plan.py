@@ -17,6 +17,7 @@ from membudget.budget import (
     parallel_sizes,
     unfiled_id,
 )
+from membudget.capacity import share_that_leaves
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
@@ -29,7 +30,7 @@ from membudget.commands.common import (
     share,
 )
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
-from membudget.machines import MAX_MACHINES
+from membudget.machines import MAX_MACHINES, THIS_MACHINE
 from membudget.report.plan import model_context, render
 from membudget.report.terminal import Terminal
 from membudget.units import both
@@ -220,6 +221,38 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if unified:
         reserves = dict.fromkeys(f"{both(b.os_bytes).partition(' (')[0]} on {b.machine.name}" for b in unified)
         notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")
+    for ledger in ledgers:
+        notes += _memory_notes(ledger)
+    return notes
+
+
+def _memory_notes(ledger: Ledger) -> list[str]:
+    """What the machine's memory asks of whoever starts this: vLLM's share, what is available now, a reserve."""
+    budget, notes = ledger.budget, []
+    machine = budget.machine
+    unified = machine.unified and machine.platform == "cuda"
+    if unified and not budget.os_bytes:
+        notes.append(
+            f"{machine.name}: its memory is the system's too, and nothing is left to it: give it an os_reserve"
+        )
+    if unified and budget.engine.name == "vllm" and budget.engine.gpu_memory_utilization is None and ledger.fits:
+        least = -(-(ledger.total - budget.os_bytes) * 100 // budget.capacity) / 100
+        most = share_that_leaves(budget)
+        if most is not None and least <= most:
+            notes.append(
+                f"{machine.name}: vLLM takes a share of the memory, 0.92 unless told otherwise: "
+                f"--gpu-memory-utilization {least:.2f} is enough for this, and above {most:.2f} it takes what is left "
+                "to the operating system; `membudget doctor` on the machine says what is free there now"
+            )
+    if machine.name == THIS_MACHINE and machine.unified:
+        from membudget.probe import system
+
+        free = system.available()
+        if free is not None and free + budget.os_bytes < budget.capacity:
+            notes.append(
+                f"{machine.name}: {both(free)} of its memory are available now, the plan is of all of it; "
+                "`membudget doctor` says who holds the rest"
+            )
     return notes
 
 
