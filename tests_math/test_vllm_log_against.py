@@ -163,6 +163,53 @@ def test_what_sets_the_pool_by_hand(
     assert [text[: len(named)] for text in texts] == ([named] if named else [])
 
 
+def test_a_share_that_nobody_set_is_the_versions(ask: Ask, budget: Callable[..., str], log: Callable[..., str]) -> None:
+    """Arguments that are not the default are listed, the share is not among them: it is 0.92 in vLLM 0.32.0."""
+    lines = [line.replace(", 'gpu_memory_utilization': 0.83", "") for line in spark("94.6")]
+    code, found = ask("log", log(lines), "--budget", budget())
+    assert code == 1
+    text = differences(found)["setting.gpu_memory_utilization"]["text"]
+    assert text.startswith("gpu_memory_utilization is 0.92 (the default) in the log, 0.83 in the budget")
+
+
+def test_a_budget_without_a_share_takes_the_logs(run: Run, budget: Callable[..., str], log: Callable[..., str]) -> None:
+    """Nothing to differ from; the prediction says whose share it is: 0.92 x 121.69 - 14.96 - 0.91 - 1.5 = 94.59."""
+    path = Path(budget())
+    path.write_text(path.read_text(encoding="utf-8").replace("    gpu_memory_utilization: 0.83\n", ""))
+    code, out, _ = run("log", log(spark("94.6", "0.92", "774,963", "94.60")), "--budget", str(path))
+    assert code == 0
+    assert "predicted 94.59 GiB (0.92 (the log's) x 121.69 GiB" in out
+
+
+@pytest.mark.parametrize(("more", "named"), [("    kv_cache_memory_bytes: 256 MiB\n", "0.25 GiB"), ("", "not set")])
+def test_a_pool_that_the_worker_says_was_set(
+    ask: Ask, budget: Callable[..., str], log: Callable[..., str], more: str, named: str
+) -> None:
+    """vLLM prints that it reserved what it was told; the budget says another size, or none."""
+    lines = spark("1.0", tokens="8,192", times="1.00")
+    lines[3] = (
+        "(EngineCore pid=97) INFO 05-04 09:12:13 [gpu_worker.py:1] Initial free memory 110.2 GiB, reserved 1.0 GiB "
+        "memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling. This does not "
+        "respect the gpu_memory_utilization config. Only use kv_cache_memory_bytes config when you want manual control "
+        "of KV cache memory size. If OOM'ed, check the difference of initial free memory between the current run and "
+        "the previous run where kv_cache_memory_bytes is suggested and update it correspondingly.\n"
+    )
+    code, found = ask("log", log(lines), "--budget", budget(more=more))
+    assert code == 1
+    text = differences(found)["setting.kv_cache_memory_bytes"]["text"]
+    assert text.startswith(f"kv_cache_memory_bytes is 1.0 GiB in the log, {named} in the budget")
+
+
+def test_a_smaller_pool_beside_a_drafter(ask: Ask, budget: Callable[..., str], log: Callable[..., str]) -> None:
+    """A drafter's weights and graphs are in no budget: less than predicted is said, and is no difference."""
+    lines = spark("60.0", args=", 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}")
+    _, found = ask("log", log(lines), "--budget", budget())
+    assert "pool_bytes" not in differences(found)
+    check = next(check for check in found[0]["checks"] if check["name"] == "pool_bytes")
+    assert check["holds"] is None
+    assert "the drafter takes some of it" in check["text"]
+
+
 def test_a_length_the_budget_does_not_say(run: Run, budget: Callable[..., str], log: Callable[..., str]) -> None:
     """Longer requests than the budget's context are named and no difference; shorter ones are refused to its users."""
     lines = [line.replace("8,192", "131,072").replace("8192", "131072") for line in spark("83.5", times="5.22")]

@@ -162,7 +162,7 @@ def test_a_figure_that_differs_is_exit_code_1(tmp_path: Path) -> None:
     """Half the blocks there should be: both figures are named, with their line."""
     found = explain_file(written(tmp_path, start(tokens="245,760", times="30.00")))
     assert found.code == 1
-    assert "line 7: arithmetic 491,520; printed 245,760 (-50.0%)" in found.text
+    assert "line 7: tokens: arithmetic 491,520; printed 245,760 (-50.0%)" in found.text
 
 
 def test_no_log_is_exit_code_2(tmp_path: Path) -> None:

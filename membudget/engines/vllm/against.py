@@ -32,9 +32,10 @@ WEIGHTS_OVER_PERCENT = 6
 #: nvidia-smi does are up to 2% apart (machines.yaml).
 SAME_DEVICE = 4
 
+_POOL_SET = "kv_cache_memory_bytes"
 #: Settings that change the pool, and the value that an engine has where nobody says anything.
 _UNSET: dict[str, tuple[Any, ...]] = {
-    "kv_cache_memory_bytes": (None,),
+    _POOL_SET: (None,),
     "num_gpu_blocks_override": (None,),
     "decode_context_parallel_size": (None, 1),
     "cpu_offload_gb": (None, 0, 0.0),
@@ -93,7 +94,8 @@ def against(log: EngineLog, expected: Expected) -> list[Check]:
 
 def _settings(log: EngineLog, expected: Expected) -> Iterable[Check]:
     stated = expected.stated
-    util = log.utilization
+    yield from _set_pool(log, expected)
+    util = log.utilization or _unsaid_share(log)
     if util is not None and expected.utilization is not None:
         same = abs(float(util.value) - expected.utilization) <= util.half + 1e-9
         yield from _differs(
@@ -116,7 +118,7 @@ def _settings(log: EngineLog, expected: Expected) -> Iterable[Check]:
         )
     for name in (*_UNSET, *_STATED):
         setting = log.settings.get(name)
-        if setting is None:
+        if setting is None or (name == _POOL_SET and log.get("reserved_kv") is not None):
             continue
         if name in stated:
             yield from _differs(
@@ -124,6 +126,27 @@ def _settings(log: EngineLog, expected: Expected) -> Iterable[Check]:
             )
         elif name in _UNSET and setting.value not in _UNSET[name]:
             yield from _differs(expected, name, _shown(setting.value), "not set", False, setting.line)
+
+
+def _unsaid_share(log: EngineLog) -> Figure | None:
+    """The version's default, where the log lists the arguments that are not and the share is not among them."""
+    args = [setting.line for setting in log.settings.values() if setting.source == "args"]
+    if not args or of.version_of(log) is None or "gpu_memory_utilization" in log.settings or _on_cpu(log):
+        return None
+    share = rules(_version(log)).utilization / 100
+    return Figure("utilization", share, "", 0, f"{share:g} (the default)", args[0], "", "", "args")
+
+
+def _set_pool(log: EngineLog, expected: Expected) -> Iterable[Check]:
+    """A pool that was set by hand, as the worker printed it, beside the budget's."""
+    printed, stated = log.get("reserved_kv"), expected.stated.get(_POOL_SET)
+    if printed is None:
+        return
+    if isinstance(stated, int):
+        same = printed.low - 1 <= stated <= printed.high + 1
+        yield from _differs(expected, _POOL_SET, printed.printed, gib(stated, 2), same, printed.line)
+    else:
+        yield from _differs(expected, _POOL_SET, printed.printed, "not set", False, printed.line)
 
 
 def _differs(
@@ -218,13 +241,14 @@ def _weights(log: EngineLog, expected: Expected) -> Iterable[Check]:
 def _pool(log: EngineLog, expected: Expected) -> Iterable[Check]:
     """The pool's bytes, and each printed line they come from, as ``pool_bytes.weights``."""
     printed = log.get("available_kv")
-    if log.get("reserved_kv") is not None or log.setting("kv_cache_memory_bytes") is not None:
+    if log.get("reserved_kv") is not None or log.setting(_POOL_SET) is not None:
         return
     util = log.utilization
     share = expected.utilization
-    version = _version(log)
+    version, whose = _version(log), ""
     if share is None:
         share = float(util.value) if util is not None else rules(version).utilization / 100
+        whose = " (the log's)" if util is not None else " (the default)"
     graphs = expected.graphs if of.charges_graphs(log) else 0
     figures = Figures(
         total=expected.total,
@@ -239,10 +263,9 @@ def _pool(log: EngineLog, expected: Expected) -> Iterable[Check]:
         graphs = 0
     predicted = found.predicted
     assert predicted is not None  # every figure is given
-    sums = (
-        f"{share:g} x {gib(expected.total, 2)} - {gib(expected.weights, 2)} weights - {gib(expected.activation, 2)} "
-        f"activations - {gib(expected.non_torch + graphs, 2)} overhead"
-    )
+    parts = [f"{share:g}{whose} x {gib(expected.total, 2)}", f"{gib(expected.weights, 2)} weights"]
+    parts += [f"{gib(expected.activation, 2)} activations", f"{gib(expected.non_torch + graphs, 2)} overhead"]
+    sums = " - ".join(parts)
     text = f"the pool: predicted {gib(predicted, 2)} ({sums})"
     if printed is None:
         yield Check("pool_bytes", None, f"{text}; the log does not print it")
@@ -252,13 +275,13 @@ def _pool(log: EngineLog, expected: Expected) -> Iterable[Check]:
     holds: bool | None = abs(off) <= allowed + printed.half
     text += f"; printed {printed.printed}: {gib(abs(off), 2)} {'less' if off < 0 else 'more'}"
     text += f", allowed {gib(allowed, 2)} ({ASSUMED_OFF}% of the device: activations and overhead are assumed)"
-    parts = list(_parts(log, expected, _first(found.parts), graphs))
+    printed_parts = list(_parts(log, expected, _first(found.parts), graphs))
     if not holds and off < 0 and log.setting("speculative_config") is not None:
         holds, text = None, f"{text}; the drafter takes some of it, and the budget does not have it"
     if not holds:
-        text += f"; {_culprit(parts, off)}"
+        text += f"; {_culprit(printed_parts, off)}"
     yield Check("pool_bytes", holds, text, 0 if holds else printed.line, off)
-    yield from parts
+    yield from printed_parts
 
 
 def _first(parts: Iterable[Any]) -> int:

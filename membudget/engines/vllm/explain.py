@@ -175,7 +175,10 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
     out += _against(compared)
     differ = [*of.differences(log), *(check for check in compared.checks if check.holds is False)]
     if differ:
-        out += ["does not agree"] + [f"  {_at(check)}{check.text}" for check in differ] + [""]
+        named = dict(_POOL)
+        texts = [f"{named[check.name]}: {check.text}" if check.name in named else check.text for check in differ]
+        out += ["does not agree"]
+        out += [f"  {_at(check)}{text}" for check, text in zip(differ, texts, strict=True)] + [""]
     if cures := remedies(log, compared):
         width = max(len(cure.text) for cure in cures)
         out += ["what would start"] + [f"  {cure.text:<{width}}  {cure.why}" for cure in cures] + [""]
