@@ -13,7 +13,7 @@ from membudget.budget import Budget
 from membudget.capacity import activation_width
 from membudget.engines import activations
 from membudget.formats import kv
-from membudget.ledger import BUCKETS, Ledger, predict
+from membudget.ledger import BUCKETS, SHARE, Ledger, predict
 from membudget.tolerance import Expectation
 from membudget.units import short
 
@@ -79,6 +79,8 @@ def _fits(ledger: Ledger) -> Finding:
     budget = ledger.budget
     expected = budget.expect.get("fits", True)
     line = budget.where.get("expect.fits", budget.line)
+    if expected and ledger.broken_by == SHARE:
+        line = budget.where.get(f"engine.vllm.{SHARE}", line)
     return Finding("fits", ledger.fits, expected, ledger.fits == expected, ledger.verdict, line)
 
 

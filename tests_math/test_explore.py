@@ -34,19 +34,60 @@ console.log(JSON.stringify(answers));
 
 def test_script_computes_what_predict_computes(tmp_path: Path) -> None:
     """500 random plans of 8 models on every machine: each sum to the byte, each verdict to the letter."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node: the page's script runs in the browser test alone")
     found, known = choices(), list(machines.all_machines().values())
     document = explore.document(found, known, START)
     rng = random.Random(7)
     plans = [draw(document, rng) for _ in range(500)]
+    _computes_the_same(tmp_path, document, plans)
+
+
+def test_script_has_cells_and_shares(tmp_path: Path) -> None:
+    """llama.cpp's cells around every step of 256, and shares around what a Spark's system is left."""
+    document = explore.document(choices(), list(machines.all_machines().values()), START)
+    spark = next(place for place, machine in enumerate(document["machines"]) if machine["name"] == "dgx-spark")
+    base = {"machine": spark, "convention": "reported", "attention": "sdpa", "logits": "last", "share": None}
+    plans: list[dict[str, Any]] = [
+        {**base, "model": MODELS.index(name), "format": "q4_k_m", "kv": kv, "engine": "llama_cpp", "ctx": ctx,
+         "users": users, "batched": batched}
+        for name in ("google/gemma-3-27b-it", "openai/gpt-oss-20b", "Qwen/Qwen3.5-9B")
+        for kv in ("fp16", "q8_0")
+        for ctx in (1, 256, 257, 1536, 1537, 8192, 300_000)
+        for users, batched in ((1, 512), (64, 2048), (3, 100))
+        if "error" not in document["models"][MODELS.index(name)]["formats"]["q4_k_m"]
+    ]  # fmt: skip
+    plans += [
+        {**base, "model": 0, "format": form, "kv": "bf16", "engine": engine, "ctx": 8192, "users": users,
+         "batched": 8192, "share": share}
+        for form in ("bf16", "fp32")
+        for engine in ("vllm", "transformers")
+        for users in (1, 80, 5000)
+        for share in (0.5, 0.91, 0.9178, 0.92, 0.95, 1.0)
+    ]  # fmt: skip
+    assert len(plans) > 150
+    said = _computes_the_same(tmp_path, document, plans)
+    assert sum("gpu_memory_utilization 0.91" in verdict for verdict in said) >= 36
+
+
+def test_page_refuses_what_plan_refuses() -> None:
+    """A model whose cells in llama.cpp are not known has a reason in place of every cache."""
+    document = explore.document(choices(("deepseek-ai/DeepSeek-V4-Flash",)), [], START)
+    for cache in document["models"][0]["caches"].values():
+        assert "error" in cache.get("llama_cpp", cache)
+
+
+def _computes_the_same(tmp_path: Path, document: dict[str, Any], plans: list[dict[str, Any]]) -> list[str]:
+    """The verdicts of the plans, each figure and letter as Python has it."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node: the page's script runs in the browser test alone")
+    found, known = choices(), list(machines.all_machines().values())
     script = tmp_path / "run.js"
     script.write_text(html.static("ledger.js") + RUN, encoding="utf-8")
     given = json.dumps({"page": document, "plans": plans})
     ran = subprocess.run([node, str(script)], input=given, capture_output=True, text=True, encoding="utf-8", check=True)
     for plan, said in zip(plans, json.loads(ran.stdout), strict=True):
         assert answer(found, known, plan) == said, plan
+    return [said["verdict"] for said in json.loads(ran.stdout)]
 
 
 def test_page_asks_for_nothing() -> None:
