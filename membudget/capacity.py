@@ -52,6 +52,13 @@ def kv_request(budget: Budget, ctx: int) -> int:
     return user_cache(budget).bytes(ctx)
 
 
+def kv_read(budget: Budget) -> int:
+    """Bytes of all users' caches that one decode step cannot do without: of llama.cpp's cells those of tokens."""
+    cache = user_cache(budget)
+    each = cache.bytes(budget.ctx) if isinstance(cache, kv.KvBytes) else cache.read(budget.ctx)
+    return each * budget.users
+
+
 def kv_growth(budget: Budget, position: int) -> int:
     """Bytes that token number `position` adds to one user's cache; of llama.cpp those of its cell."""
     return user_cache(budget).per_token(position)

@@ -11,6 +11,7 @@ from membudget.capacity import (
     headroom,
     held,
     kv_growth,
+    kv_read,
     kv_request,
     limit_text,
     max_ctx,
@@ -198,9 +199,8 @@ class Ledger:
     @property
     def bytes_read(self) -> int:
         """What one decode step reads: active weights once, every user's cache once; stages read one after the other."""
-        return sum(
-            ledger.held.format.weigh(ledger.held.model).active + ledger.kv_cache for ledger in self.stages or (self,)
-        )
+        held = [ledger.held for ledger in self.stages or (self,)]
+        return sum(budget.format.weigh(budget.model).active + kv_read(budget) for budget in held)
 
     def as_json(self) -> dict[str, Any]:
         """The plan as documented JSON: bytes as integers, stable keys."""

@@ -9,7 +9,7 @@ from membudget import formats, machines
 from membudget.budget import Budget, Engine
 from membudget.commands.arguments import Arguments
 from membudget.commands.explore import _choice
-from membudget.ledger import predict
+from membudget.ledger import Ledger, predict
 from membudget.report import explore
 
 #: Full attention, experts with a tied head, windows, latent caches, recurrent states, compressed entries.
@@ -69,11 +69,22 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def answer(found: list[explore.Choice], known: list[machines.Machine], plan: dict[str, Any]) -> dict[str, str]:
-    """What `predict` says, as text."""
+    """What `predict` says, as text: what the page shows of a machine."""
+    ledger = asked(found, known, plan)
+    figures = {**ledger.sums, "total": ledger.total, "capacity": ledger.capacity, "headroom": ledger.headroom}
+    return {
+        **{name: str(size) for name, size in figures.items()},
+        "max_users": str(ledger.max_users),
+        "verdict": ledger.verdict,
+    }
+
+
+def asked(found: list[explore.Choice], known: list[machines.Machine], plan: dict[str, Any]) -> Ledger:
+    """What `predict` says."""
     choice = found[plan["model"]]
     named = plan["format"] == explore.published(choice)
     engine = Engine(plan["engine"], plan["batched"], plan["attention"], plan["logits"], plan["share"])
-    ledger = predict(
+    return predict(
         Budget(
             id="page",
             model=choice.model,
@@ -86,9 +97,3 @@ def answer(found: list[explore.Choice], known: list[machines.Machine], plan: dic
             convention=plan["convention"],
         )
     )
-    figures = {**ledger.sums, "total": ledger.total, "capacity": ledger.capacity, "headroom": ledger.headroom}
-    return {
-        **{name: str(size) for name, size in figures.items()},
-        "max_users": str(ledger.max_users),
-        "verdict": ledger.verdict,
-    }

@@ -15,7 +15,7 @@ import pytest
 from membudget import machines
 from membudget.cli import main
 from membudget.report import explore, html
-from tests_math.explore_plans import MODELS, START, answer, choices, draw
+from tests_math.explore_plans import MODELS, START, answer, asked, choices, draw
 
 pytestmark = pytest.mark.suite
 
@@ -24,8 +24,8 @@ const {page, plans} = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const answers = plans.map((plan) => {
   const asked = {...plan, page, model: page.models[plan.model], machine: page.machines[plan.machine],
     ctx: BigInt(plan.ctx), users: BigInt(plan.users), batched: BigInt(plan.batched)};
-  const {sums, total, capacity, headroom, maxUsers, verdict} = Ledger.predict(asked);
-  const figures = {...sums, total, capacity, headroom, max_users: maxUsers, verdict};
+  const {sums, total, capacity, headroom, maxUsers, verdict, read} = Ledger.predict(asked);
+  const figures = {...sums, total, capacity, headroom, max_users: maxUsers, verdict, read};
   return Object.fromEntries(Object.entries(figures).map(([name, value]) => [name, String(value)]));
 });
 console.log(JSON.stringify(answers));
@@ -86,7 +86,8 @@ def _computes_the_same(tmp_path: Path, document: dict[str, Any], plans: list[dic
     given = json.dumps({"page": document, "plans": plans})
     ran = subprocess.run([node, str(script)], input=given, capture_output=True, text=True, encoding="utf-8", check=True)
     for plan, said in zip(plans, json.loads(ran.stdout), strict=True):
-        assert answer(found, known, plan) == said, plan
+        read = str(asked(found, known, plan).bytes_read)
+        assert {**answer(found, known, plan), "read": read} == said, plan
     return [said["verdict"] for said in json.loads(ran.stdout)]
 
 

@@ -144,7 +144,7 @@ def test_text_is_readable_in_light_and_dark(tmp_path: Path, address: str) -> Non
 def _ask(window: Any, plan: dict[str, Any], rng: random.Random) -> None:
     from selenium.webdriver.common.by import By
 
-    names = ("format", "kv", "convention", "engine", "attention", "logits")
+    names = ("engine", "format", "kv", "convention", "attention", "logits")
     chosen = [("model", DOCUMENT["models"][plan["model"]]["name"]), *((name, plan[name]) for name in names)]
     window.execute_script(CHOOSE, chosen)
     for name in ("ctx", "users"):

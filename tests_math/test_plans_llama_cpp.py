@@ -288,6 +288,18 @@ def test_auto_is_llama_cpps_own(raw_config: Callable[[str], dict[str, Any]]) -> 
     assert kv.auto(config, engine="llama.cpp").name == "bf16"
 
 
+def test_decode_reads_tokens_and_not_empty_cells(model: Get) -> None:
+    """The upper bound of the speed counts what must be read: 5,000 tokens and windows of 1,024, of 5,120 and 1,536."""
+    ledger = predict(budget(model(GEMMA), 5000, 3))
+    assert ledger.bytes_read - ledger.budget.format.weigh(ledger.budget.model).active == 3 * 8192 * (
+        10 * 5000 + 52 * 1024
+    )
+    assert ledger.kv_cache == 3 * 8192 * (10 * 5120 + 52 * 1536)
+    # 52,690,944 bytes of states are read whole: 24 x 4 x (32 x 128 x 128 + 3 x 8,192)
+    hybrid = predict(budget(model("Qwen/Qwen3.5-9B"), 100))
+    assert hybrid.bytes_read - hybrid.budget.format.weigh(hybrid.budget.model).active == 100 * 32_768 + 52_690_944
+
+
 def test_vllm_dtypes_are_refused(model: Get) -> None:
     """llama.cpp has no fp8 cache."""
     with pytest.raises(FormatError, match=r"fp8 is vllm's; llama\.cpp has"):

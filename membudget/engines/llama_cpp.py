@@ -107,6 +107,10 @@ class SlotBytes(NamedTuple):
             total += size * (window_cells(window, cells, ubatch=self.ubatch) if window else cells)
         return total
 
+    def read(self, tokens: int) -> int:
+        """Bytes that a step cannot do without: the tokens in sight, of the cells that lie there, and the states."""
+        return self.fixed + sum(size * (min(tokens, window) if window else tokens) for size, window in self.grows)
+
     def why(self, tokens: int) -> str:
         """`bytes` as a formula with its numbers in it."""
         cells, parts = pad(tokens), []

@@ -57,6 +57,13 @@ const Ledger = (() => {
     return total;
   }
 
+  /** What a decode step cannot do without of one user's cache: of llama.cpp's cells those of tokens in sight. */
+  function readOf(plan, each) {
+    if (plan.engine !== "llama_cpp") return each;
+    const { fixed, grows } = plan.model.caches[plan.kv].llama_cpp;
+    return grows.reduce((all, [size, window]) => all + big(size) * (window ? least(plan.ctx, big(window)) : plan.ctx), big(fixed));
+  }
+
   /** Why this cache dtype is none for the model in the plan's engine; "" where it is one. */
   function cacheError(plan, kv = plan.kv) {
     const cache = plan.model.caches[kv];
@@ -256,8 +263,8 @@ const Ledger = (() => {
     };
     ledger.brokenBy = ledger.fits ? null : brokenBy(plan, sums);
     ledger.verdict = verdict(plan, ledger);
-    const read = big(plan.model.formats[plan.format].active) + sums.kv_cache;
-    ledger.rate = plan.machine.bandwidth && read ? plan.machine.bandwidth / Number(read) : null;
+    ledger.read = big(plan.model.formats[plan.format].active) + readOf(plan, each) * plan.users;
+    ledger.rate = plan.machine.bandwidth && ledger.read ? plan.machine.bandwidth / Number(ledger.read) : null;
     return ledger;
   }
 
