@@ -34,7 +34,27 @@ def closest(config: Config) -> str | None:
 
 #: Words of a key that shapes the model: `num_layers`, `n_heads`, `conv_kernel_size`; not `hidden_act`.
 _STRUCTURAL = frozenset(
-    "num n size dim rank layers layer heads head experts expert width bias mamba conv state lora kernel window".split()
+    [
+        "num",
+        "n",
+        "size",
+        "dim",
+        "rank",
+        "layers",
+        "layer",
+        "heads",
+        "head",
+        "experts",
+        "expert",
+        "width",
+        "bias",
+        "mamba",
+        "conv",
+        "state",
+        "lora",
+        "kernel",
+        "window",
+    ]
 )
 
 
