@@ -34,28 +34,11 @@ def closest(config: Config) -> str | None:
 
 #: Words of a key that shapes the model: `num_layers`, `n_heads`, `conv_kernel_size`; not `hidden_act`.
 _STRUCTURAL = frozenset(
-    [
-        "num",
-        "n",
-        "size",
-        "dim",
-        "rank",
-        "layers",
-        "layer",
-        "heads",
-        "head",
-        "experts",
-        "expert",
-        "width",
-        "bias",
-        "mamba",
-        "conv",
-        "state",
-        "lora",
-        "kernel",
-        "window",
-    ]
-)
+    (
+        "num", "n", "size", "dim", "rank", "layers", "layer", "heads", "head", "experts", "expert", "width", "bias",
+        "mamba", "conv", "state", "lora", "kernel", "window",
+    )
+)  # fmt: skip
 
 
 def _structural(key: str) -> bool:
