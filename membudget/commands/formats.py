@@ -179,6 +179,7 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
             assert least is not None
             told = f"{len(fits):,} of {len(rows):,} formats fit; the least compressed of them is {fits[0].name}: "
             said.append(f"{told}{users_text(least.max_users)} would fit")
+            said.append(f"as a plan: {_as_plan(document, fits[0])}")
         else:
             low = rows[-1].ledger
             assert low is not None
@@ -187,6 +188,17 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
     for text in said:
         lines += ["", *terminal.wrap(text)]
     return "\n".join(lines)
+
+
+def _as_plan(document: dict[str, Any], row: Row) -> str:
+    """The command that plans one row by itself."""
+    import shlex
+
+    assert row.ledger is not None
+    budget = row.ledger.budget
+    words = ["membudget", "plan", document["model"], "--machine", document["machine"], "--ctx", str(budget.ctx)]
+    words += ["--users", str(budget.users), "--format", row.name, "--engine", budget.engine.name]
+    return shlex.join([*words, "--kv-cache-dtype", budget.kv_cache_dtype])
 
 
 def _text(rows: Sequence[Sequence[str]], dtypes: Sequence[str]) -> str:

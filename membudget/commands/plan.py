@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from membudget.commands.arguments import Arguments, Declares
+    from membudget.formats import Format
     from membudget.locate import Located
     from membudget.machines import Machine
     from membudget.model import Model
@@ -199,6 +200,11 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if assumed:
         values = ", ".join(f"{key} {value:,}" if isinstance(value, int) else key for key, value in assumed.items())
         notes.insert(0, f"not in the config.json, so as the class {first.model.model_type} has it: {values}")
+    if first.engine.name != "llama_cpp" and is_gguf(first.format):
+        notes.append(
+            f"{first.format.name} is GGUF: llama.cpp reads it (--engine llama_cpp plans for that), "
+            f"{first.engine.name} does not or not any more"
+        )
     if first.model.unproven:
         notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
@@ -224,6 +230,12 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     for ledger in ledgers:
         notes += _memory_notes(ledger)
     return notes
+
+
+def is_gguf(form: Format) -> bool:
+    """Whether weights are a GGUF mix, or lie in a GGUF file."""
+    kind = form.key[0] if isinstance(form.key, tuple) else ""
+    return kind == "gguf" or getattr(getattr(form, "checkpoint", None), "kind", "") == "gguf"
 
 
 def _memory_notes(ledger: Ledger) -> list[str]:
