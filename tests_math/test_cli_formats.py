@@ -119,3 +119,37 @@ def test_a_value_given_twice_is_refused(run: Run, command: list[str], more: list
     assert code == 2
     assert "--format is given twice, 'fp8' and 'awq'; it takes one value" in error
     assert run("plan", LLAMA, "--machine", "h100-80gb", "--machine", "dgx-spark")[0] == 0
+
+
+def test_the_first_that_fits_as_a_plan(run: Run, ask: Ask) -> None:
+    """The command at the end plans that row: 37 of 55 fit, and the first of them is llama.cpp's."""
+    asked = ("Qwen/Qwen2.5-32B", "--machine", "rtx-5090", "--ctx", "16k", "--users", "2")
+    _, document = ask("formats", *asked)
+    first = next(row for row in document["formats"] if row["fits"])
+    _, out, _ = run("formats", *asked)
+    command = " ".join(out.split()).partition("as a plan: membudget ")[2].split()
+    code, plan = ask(*command)
+    assert code == 0
+    assert [plan[name] for name in ("format", "engine", "total", "max_users")] == [
+        first[name] for name in ("format", "engine", "total", "max_users")
+    ]
+
+
+def test_a_gguf_mix_for_another_engine_is_noted(ask: Ask) -> None:
+    """vLLM has no GGUF since it left its tree: the plan says who reads the file."""
+    for engine, noted in (("vllm", True), ("transformers", True), ("llama_cpp", False)):
+        _, plan = ask("plan", LLAMA, "--machine", "rtx-4090", "--format", "q4_k_m", "--engine", engine)
+        assert any("is GGUF: llama.cpp reads it" in note for note in plan["notes"]) == noted
+    _, plan = ask("plan", LLAMA, "--machine", "rtx-4090", "--format", "fp8")
+    assert not any("GGUF" in note for note in plan["notes"])
+
+
+def test_a_mac_is_llama_cpps(ask: Ask) -> None:
+    """vLLM has no Metal: its formats are no rows of a Mac unless they are asked for, and a plan of one is noted."""
+    _, document = ask("formats", LLAMA, "--machine", "apple-m1-max-32gb")
+    assert {row["engine"] for row in document["formats"]} == {"llama_cpp"}
+    assert "vLLM has no Metal" in document["refused"]["fp8"]
+    _, document = ask("formats", LLAMA, "--machine", "apple-m1-max-32gb", "--engine", "transformers")
+    assert "fp8" in by_name(document)
+    _, plan = ask("plan", LLAMA, "--machine", "apple-m1-max-32gb")
+    assert any("vLLM has no Metal, as apple-m1-max-32gb needs" in note for note in plan["notes"])

@@ -72,7 +72,7 @@ def run(args: Arguments) -> Result:
 
 
 def _of_model(args: Arguments) -> Result:
-    from membudget.commands.plan import plain_context
+    from membudget.commands.plan import is_gguf, plain_context
     from membudget.ledger import MAX_CTX, MAX_USERS
 
     if args.machine is None:
@@ -92,9 +92,7 @@ def _of_model(args: Arguments) -> Result:
             weights = form.weigh(model).total
             ledger = None
             if args.machine is not None:
-                engine = args.engine or (
-                    "llama_cpp" if isinstance(form.key, tuple) and form.key[0] == "gguf" else "vllm"
-                )
+                engine = args.engine or ("llama_cpp" if is_gguf(form) else "vllm")
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 ledger = _plan(args, model, form, cache, ctx, users, engine)
             rows.append(Row(name, weights, ledger))
@@ -123,6 +121,8 @@ def _plan(
     from membudget.ledger import predict
 
     [(many, machine)] = find_many([args.machine], args.machines)
+    if args.engine is None and engine_name == "vllm" and machine.platform == "metal":
+        raise formats.FormatError("vLLM has no Metal; llama.cpp reads GGUF (--engine plans for any other)")
     engine = engine_of(engine_name)
     try:
         tensor_parallel, pipeline_parallel = parallel_sizes(many, engine)

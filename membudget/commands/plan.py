@@ -205,6 +205,9 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
             f"{first.format.name} is GGUF: llama.cpp reads it (--engine llama_cpp plans for that), "
             f"{first.engine.name} does not or not any more"
         )
+    metal = [ledger.budget.machine.name for ledger in ledgers if ledger.budget.machine.platform == "metal"]
+    if metal and first.engine.name == "vllm":
+        notes.append(f"vLLM has no Metal, as {', '.join(metal)} needs: --engine llama_cpp plans for llama.cpp")
     if first.model.unproven:
         notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
