@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budget import ENGINES, Budget, engine_of, parallel_sizes, unfiled_id
+from membudget.budget import ENGINES, engine_of, parallel_sizes, unfiled
 from membudget.commands.common import InputError, choose_cache, choose_format
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 from membudget.machines import counted, get
@@ -40,24 +40,11 @@ def plan(
     many, name = counted(machine)
     box = get(name)
     settings = engine_of(engine)
-    tensor_parallel, pipeline_parallel = parallel_sizes(many, settings)
+    parallel_sizes(many, settings)
     found = locate(model, offline=offline)
     if found.config is None:
         raise InputError(f"{shown(model)}: only weights lie there; put the model's config.json beside them")
     built = build(found.config, found.repo or model)
     form = choose_format(format, built, found)
-    return predict(
-        Budget(
-            id=unfiled_id(built.name, form.name, box.name, many),
-            model=built,
-            format=form,
-            kv_cache_dtype=choose_cache(kv_cache_dtype, form, built, found, engine),
-            ctx=ctx,
-            users=users,
-            machine=box,
-            engine=settings,
-            machines=many,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-        )
-    )
+    cache = choose_cache(kv_cache_dtype, form, built, found, engine)
+    return predict(unfiled(built, form, cache, ctx, users, box, settings, many))

@@ -125,6 +125,35 @@ def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
     return f"{model}-{format}.{machine if machines == 1 else f'{machines}x-{machine}'}"
 
 
+def unfiled(
+    model: Model,
+    form: Format,
+    kv_cache_dtype: str,
+    ctx: int,
+    users: int,
+    machine: Machine,
+    engine: Engine,
+    machines: int = 1,
+    convention: str = "reported",
+) -> Budget:
+    """A budget that is asked for without a file.  Raises `ValueError` as `parallel_sizes` does."""
+    tensor_parallel, pipeline_parallel = parallel_sizes(machines, engine)
+    return Budget(
+        id=unfiled_id(model.name, form.name, machine.name, machines),
+        model=model,
+        format=form,
+        kv_cache_dtype=kv_cache_dtype,
+        ctx=ctx,
+        users=users,
+        machine=machine,
+        engine=engine,
+        convention=convention,
+        machines=machines,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+    )
+
+
 def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     """(tensor, pipeline) parallel sizes on so many machines; the one that is not given makes up their product.
 
@@ -167,5 +196,6 @@ __all__ = [
     "Engine",
     "engine_of",
     "parallel_sizes",
+    "unfiled",
     "unfiled_id",
 ]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from membudget.engines.vllm.kv_dtypes import latent_bytes, side_bytes
 from membudget.engines.vllm.pool import Pool, PoolError, PoolRequest, plan_pool
-from membudget.engines.vllm.specs import Spec, heads_per_rank, latent_bytes, side_bytes
+from membudget.engines.vllm.specs import Spec, heads_per_rank
 from membudget.model import CacheSpec
 from tests_math.test_pool import made
 

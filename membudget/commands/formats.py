@@ -8,7 +8,7 @@ Exit code 0: at least one format fits, or no machine is named; 1: none does.
 from __future__ import annotations
 
 from membudget import formats
-from membudget.budget import ENGINES, Budget, engine_of, parallel_sizes, unfiled_id
+from membudget.budget import ENGINES, engine_of, unfiled
 from membudget.commands import Result
 from membudget.commands.common import InputError, choose_cache, context, count, find_model, model_argument
 from membudget.formats import kv
@@ -123,28 +123,13 @@ def _plan(
     [(many, machine)] = find_many([args.machine], args.machines)
     if args.engine is None and engine_name == "vllm" and machine.platform == "metal":
         raise formats.FormatError("vLLM has no Metal; llama.cpp reads GGUF (--engine plans for any other)")
-    engine = engine_of(engine_name)
     try:
-        tensor_parallel, pipeline_parallel = parallel_sizes(many, engine)
+        budget = unfiled(model, form, cache, ctx, users, machine, engine_of(engine_name), many)
     except ValueError as error:
         if args.engine is None:
             raise formats.FormatError(str(error)) from None
         raise InputError(f"--machine: {error}") from None
-    return predict(
-        Budget(
-            id=unfiled_id(model.name, form.name, machine.name, many),
-            model=model,
-            format=form,
-            kv_cache_dtype=cache,
-            ctx=ctx,
-            users=users,
-            machine=machine,
-            engine=engine,
-            machines=many,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-        )
-    )
+    return predict(budget)
 
 
 def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:

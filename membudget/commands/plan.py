@@ -11,11 +11,10 @@ from membudget.budget import (
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_OVERHEAD,
     ENGINES,
-    Budget,
     Engine,
     engine_of,
     parallel_sizes,
-    unfiled_id,
+    unfiled,
 )
 from membudget.capacity import share_that_leaves
 from membudget.commands import Result
@@ -93,29 +92,14 @@ def run(args: Arguments) -> Result:
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
     engine = _engine(args)
     boxes = find_many(args.machine, args.machines)
-    layouts = [(many, *_sizes(many, engine), machine) for many, machine in boxes]
+    for many, _ in boxes:
+        _check_sizes(many, engine)
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
     cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
     ctx = plain_context(ctx, model, notes)
-    budgets = [
-        Budget(
-            id=unfiled_id(model.name, form.name, machine.name, many),
-            model=model,
-            format=form,
-            kv_cache_dtype=cache,
-            ctx=ctx,
-            users=users,
-            machine=machine,
-            engine=engine,
-            convention=args.capacity,
-            machines=many,
-            tensor_parallel=tp,
-            pipeline_parallel=pp,
-        )
-        for many, tp, pp, machine in layouts
-    ]
+    budgets = [unfiled(model, form, cache, ctx, users, machine, engine, many, args.capacity) for many, machine in boxes]
     ledgers = [predict(budget) for budget in budgets]
     notes += _notes(ledgers)
     fit = [ledger.fits for ledger in ledgers]
@@ -133,9 +117,9 @@ def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Mach
     return list({(many, machine.name): (many, machine) for many, machine in found}.values())
 
 
-def _sizes(many: int, engine: Engine) -> tuple[int, int]:
+def _check_sizes(many: int, engine: Engine) -> None:
     try:
-        return parallel_sizes(many, engine)
+        parallel_sizes(many, engine)
     except ValueError as error:
         raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.engines.vllm.specs import SpecError
+from membudget.engines.vllm.kv_dtypes import SpecError
 from membudget.engines.vllm.states import DTYPE_BYTES
 from membudget.engines.vllm.versions import Rules
 from membudget.model.config import Config, ConfigError

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from membudget.engines.vllm.specs import Bucket, Layers, Setting, Spec, SpecError, cdiv
+from membudget.engines.vllm.kv_dtypes import SpecError
+from membudget.engines.vllm.specs import Bucket, Layers, Setting, Spec, cdiv
 
 TYPES = ("deepseek_v4", "deepseek_ref")
 #: Bytes of one latent vector in fp8_ds_mla: 448 of fp8, 64 of bf16 RoPE, 8 of scales.

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from membudget.engines.vllm import derive, packed
 from membudget.engines.vllm.demand import Demand, Need, longest_that_fits
 from membudget.engines.vllm.groups import Group, GroupError, group
+from membudget.engines.vllm.kv_dtypes import SpecError, resolve_kv_dtype
 from membudget.engines.vllm.result import Pool, PoolError, PoolGroup, PoolRequest
-from membudget.engines.vllm.specs import Bucket, Layers, Setting, Spec, SpecError, build, resolve_kv_dtype
+from membudget.engines.vllm.specs import Bucket, Layers, Setting, Spec, build
 from membudget.engines.vllm.states import StateError
 from membudget.engines.vllm.versions import Rules, VersionError, rules
 
