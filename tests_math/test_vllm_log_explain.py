@@ -13,7 +13,6 @@ from membudget.engines.vllm.compare import compare, options
 from membudget.engines.vllm.explain import as_json, explain, explain_file
 from membudget.engines.vllm.log import parse
 from membudget.engines.vllm.record import EngineLog
-from membudget.engines.vllm.remedies import remedies
 from membudget.engines.vllm.verdict import bytes_per_token, differences, identity, verdict
 from membudget.model import Model
 
@@ -364,82 +363,3 @@ def test_a_log_of_another_model_than_the_budgets_is_named(tmp_path: Path, model:
     (check,) = found.document[0]["differences"]
     assert "of Qwen/Qwen3-8B, another model than the budget's meta-llama/Llama-3.1-8B" in check["text"]
     assert "another model" not in explain_file(str(file), model=model("Qwen/Qwen3-8B")).text
-
-
-def cures(lines: list[str]) -> list[str]:
-    """What would start a refused engine."""
-    (log,) = parse(lines)
-    return [cure.text for cure in remedies(log, compare(log, None))]
-
-
-def refused(text: str, util: str = "0.9", extra: tuple[str, ...] = ()) -> list[str]:
-    """A start that ends in one refusal."""
-    head = "(EngineCore pid=97) ERROR 05-04 09:12:40 [core.py:9]"
-    args = f"{{'model': 'x/y', 'gpu_memory_utilization': {util}}}"
-    return [*start(model="x/y")[:1], f"INFO 05-04 09:12:11 [a.py:1] non-default args: {args}\n", *extra,
-            f"{head} ValueError: {text}\n"]  # fmt: skip
-
-
-LOW_FREE = (
-    "Free memory on device cuda:0 ({free}/{total} GiB) on startup is less than desired GPU memory utilization "
-    "({util}, {asked} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
-)
-
-
-@pytest.mark.parametrize(
-    ("free", "total", "util", "asked", "share", "lacks"),
-    [
-        # an L4 with vLLM 0.30.0, and a Spark at vLLM's default (vllm-project/recipes/pull/632)
-        ("15.32", "22.04", "0.88", "19.39", "0.69", "4.08 GiB"),
-        ("110.34", "121.69", "0.92", "111.95", "0.90", "1.62 GiB"),
-    ],
-)
-def test_a_share_that_is_not_free(free: str, total: str, util: str, asked: str, share: str, lacks: str) -> None:
-    """The largest share of two digits that vLLM's own rule, utilization x total <= free, lets start."""
-    text = LOW_FREE.format(free=free, total=total, util=util, asked=asked)
-    assert cures(refused(text, util)) == [f"--gpu-memory-utilization {share} or less", f"free {lacks} first"]
-    assert float(share) * float(total) <= float(free) < (float(share) + 0.01) * float(total)
-
-
-def test_a_request_that_is_too_long() -> None:
-    """A 24 GB card at 0.7 with an 8B: 1.0 GiB needed, 0.95 there; 0.06 GiB of 23.54 are less than a hundredth."""
-    text = (
-        "To serve at least one request with the models's max seq len (8192), (1.0 GiB KV cache is needed, which is "
-        "larger than the available KV cache memory (0.95 GiB). Based on the available memory, the estimated maximum "
-        "model length is 7760. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`."
-    )
-    free = "INFO 05-04 [a.py:1] worker init memory snapshot: torch_peak=0.0GiB, free_memory=23.2GiB, "
-    found = cures(refused(text, "0.7", (f"{free}total_memory=23.54GiB\n",)))
-    assert found == ["--max-model-len 7760 or less", "--gpu-memory-utilization 0.71 or more"]
-    # at 0.99 of a device of which 0.985 were free no larger share can start
-    assert cures(refused(text, "0.98", (f"{free}total_memory=23.54GiB\n",))) == ["--max-model-len 7760 or less"]
-
-
-def test_a_warm_up_without_room() -> None:
-    """Fewer requests, or a smaller share."""
-    text = (
-        "CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering "
-        "`max_num_seqs` or `gpu_memory_utilization` when initializing the engine."
-    )
-    assert cures(refused(text, "0.95")) == ["--max-num-seqs 256", "--gpu-memory-utilization 0.93 or less"]
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("err-util0.99", ["--gpu-memory-utilization 0.90 or less", "free 1.33 GiB first"]),
-        ("err-util0.01", ["a higher --gpu-memory-utilization than 0.01"]),
-        ("err-kvbytes-100G", ["--kv-cache-memory-bytes 16347719270 or less"]),
-        ("err-override1", ["leave out --num-gpu-blocks-override"]),
-        ("err-maxlen-gemma3", ["--max-model-len 512 or less", "--kv-cache-memory-bytes 37580965 or more"]),
-    ],
-)
-def test_what_would_start_a_real_engine(name: str, wanted: list[str]) -> None:
-    """Captured refusals of vLLM 0.32.0: 15.225 GiB are 16,347,719,270.4 bytes, 0.035 GiB 37,580,963.84."""
-    text = (Path(__file__).parents[1] / "fixtures" / "logs" / "cpu" / f"0.32.0-{name}.log").read_text(encoding="utf-8")
-    assert cures(text.splitlines(keepends=True)) == wanted
-
-
-def test_a_start_needs_no_cure() -> None:
-    """Nothing is said where the engine started."""
-    assert cures(start()) == []

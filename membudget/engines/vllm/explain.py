@@ -179,9 +179,11 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
         texts = [f"{named[check.name]}: {check.text}" if check.name in named else check.text for check in differ]
         out += ["does not agree"]
         out += [f"  {_at(check)}{text}" for check, text in zip(differ, texts, strict=True)] + [""]
-    if cures := remedies(log, compared):
-        width = max(len(cure.text) for cure in cures)
-        out += ["what would start"] + [f"  {cure.text:<{width}}  {cure.why}" for cure in cures] + [""]
+    cures = remedies(log, compared)
+    width = max((len(cure.text) for cure in cures), default=0)
+    for sure, head in ((True, "what would start"), (False, "what may help")):
+        if some := [cure for cure in cures if cure.sure is sure]:
+            out += [head] + [f"  {cure.text:<{width}}  {cure.why}" for cure in some] + [""]
     help_ = options(log, compared)
     if help_:
         out += ["more concurrency"] + [f"  {option.times:5.2f}x  {option.text}" for option in help_[:4]] + [""]

@@ -1,90 +1,70 @@
-"""What would make a refused engine start, by the refusal's own figures.
+"""What would make a refused engine start: by the refusal's own figures where it has any, else what to try.
 
-Each is a flag with its value, from printed bytes: roundings are taken to the safe side.
+Each is a flag, with its value where that follows from printed bytes: roundings are taken to the safe side.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from membudget.engines.vllm import verdict as of
 from membudget.engines.vllm.compare import Compared
 from membudget.engines.vllm.pool import PoolError, plan_pool
-from membudget.engines.vllm.record import EngineLog, Figure
-from membudget.units import gib
+from membudget.engines.vllm.record import EngineLog
+from membudget.units import GIB, gib
 
 _UTILIZATION = "--gpu-memory-utilization"
+#: A device of about this size shares its memory with the system (GB10: 119.6 to 121.7 GiB, Jetson Thor 122.8); no card
+#: with memory of its own has as much and not more.
+_SHARED = (112 * GIB, 126 * GIB)
+#: What must stay free there: a host that runs out hangs (docs/hardware.md).
+_KEPT = 12 * GIB
 
 
 class Remedy(NamedTuple):
-    """text: what to change.  why: the figures behind it."""
+    """text: what to change.  why: the figures behind it.  sure: it starts by these figures; else it may help."""
 
     text: str
     why: str
+    sure: bool = True
 
 
 def remedies(log: EngineLog, compared: Compared) -> list[Remedy]:
-    """What would make it start; empty where it did, and where the log has no figures to tell from."""
+    """What would make a refused engine start, the sure ones first; empty where it was not refused."""
     ended = of.verdict(log)
     if ended.status != "refused":
         return []
-    if ended.kind == "free_memory":
-        return _less_free(log)
-    if ended.kind == "max_model_len":
-        return _too_long(log, compared) + _blocks(log)
-    if ended.kind in ("no_kv_memory", "auto_fit"):
-        return _no_pool(log) + _blocks(log)
-    if ended.kind == "kv_allocation":
-        return _allocation(log)
-    if ended.kind in ("sampler_warmup", "pooler_warmup"):
-        return _warm_up(log)
-    return []
+    return sorted(_BY_KIND[ended.kind](log, compared), key=lambda remedy: not remedy.sure)
 
 
-def _allocation(log: EngineLog) -> list[Remedy]:
-    """The CPU's pool is set, or it is what the share leaves beside the process, which may be less than nothing."""
-    free, asked, util = log.get("free_memory"), log.get("requested_memory"), log.utilization
-    if free is None:
-        return []
-    if asked is not None and asked.number < free.number:  # no size was set, so it is not memory that lacks
-        had = f" than {util.printed}" if util is not None else ""
-        return [Remedy(f"a higher {_UTILIZATION}{had}", f"the process itself holds all of {gib(asked.number, 2)}")]
-    size = math.floor(free.low)
-    return [Remedy(f"--kv-cache-memory-bytes {size} or less", f"{gib(free.number, 2)} were available")]
-
-
-def _blocks(log: EngineLog) -> list[Remedy]:
-    """The number of blocks was set by hand."""
-    blocks = log.value("override_blocks")
-    if blocks is None:
-        return []
-    return [Remedy("leave out --num-gpu-blocks-override", f"it holds the pool to {int(blocks):,} blocks")]
-
-
-def _less_free(log: EngineLog) -> list[Remedy]:
+def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
     """vLLM asks for utilization x total, and that much is not free."""
     free, total, asked = log.get("free_memory"), log.get("total_memory"), log.get("requested_memory")
     if free is None or total is None or free.number > total.number:
         return []
-    held = f"{gib(free.number, 2)} of {gib(total.number, 2)} were free"
+    kept = _kept(total.number)
+    beside = f", and {gib(kept, 0)} of memory that the system shares must stay free" if kept else ""
     found = []
-    most = _floor(free.low / total.high)
+    most = _floor((free.low - kept) / total.high)
     if most > 0:
+        held = f"{gib(free.number, 2)} of {gib(total.number, 2)} were free{beside}"
         found.append(Remedy(f"{_UTILIZATION} {most:.2f} or less", held))
     if asked is not None and asked.number > free.number:
-        lacks = math.ceil(asked.high - free.low)
-        other = gib(total.number - free.number, 2)
-        found.append(Remedy(f"free {gib(lacks, 2)} first", f"others hold {other}, page cache too where memory is one"))
+        lacks = math.ceil(asked.high - free.low) + kept
+        why = f"others hold {gib(total.number - free.number, 2)}"
+        found.append(Remedy(f"free {gib(lacks, 2)} first", f"{why}, page cache too where memory is one{beside}"))
     return found
 
 
 def _too_long(log: EngineLog, compared: Compared) -> list[Remedy]:
     """One request of max_model_len tokens is larger than the pool."""
-    found = []
+    found = _blocks(log)
     longest = log.value("estimated_max_model_len")
     if longest:
-        found.append(Remedy(f"--max-model-len {int(longest)} or less", "the longest that fits, by vLLM's own estimate"))
+        text = f"--max-model-len {int(longest)} or less"
+        found.insert(0, Remedy(text, "the longest that fits, by vLLM's own estimate"))
     needed, memory = log.get("needed_kv"), log.memory
     if needed is None or memory is None:
         return found
@@ -106,51 +86,183 @@ def _too_long(log: EngineLog, compared: Compared) -> list[Remedy]:
     return found
 
 
-def _no_pool(log: EngineLog) -> list[Remedy]:
+def _no_pool(log: EngineLog, _: Compared) -> list[Remedy]:
     """Weights and activations leave nothing; by how much is only known where the line before says so."""
+    found = _blocks(log)
+    if found:
+        return found
     memory = log.get("available_kv")
     lacks = math.ceil(-memory.low) if memory is not None and memory.number <= 0 else 0
-    found = _more(log, lacks, "the pool is short of one byte by") if lacks else []
+    found += _more(log, lacks, "the pool is short of its first byte by") if lacks else _all_that_is_free(log)
     graphs = log.value("cudagraph_estimate")
-    if graphs and lacks and graphs > lacks and log.setting("enforce_eager") is not True:
-        found.append(Remedy("--enforce-eager", f"without CUDA graphs {gib(int(graphs), 2)} are not kept back"))
-    batched = log.value("max_num_batched_tokens")
-    peak = log.get("peak_activation")
-    if batched and int(batched) > 2048 and peak is not None:
-        text = f"a step of {int(batched):,} tokens takes {gib(peak.number, 2)} of activations"
-        found.append(Remedy("--max-num-batched-tokens 2048", text))
+    if log.setting("enforce_eager") is not True and (graphs or not lacks):
+        why = f"without CUDA graphs {gib(int(graphs), 2)} are not kept back" if graphs else "no room for CUDA graphs"
+        found.append(Remedy("--enforce-eager", why, bool(graphs and lacks and graphs > lacks)))
+    batched, peak = log.value("max_num_batched_tokens"), log.get("peak_activation")
+    if batched is None or int(batched) > 2048:
+        step = f"a step of {int(batched):,} tokens" if batched else "a step"
+        takes = f"takes {gib(peak.number, 2)} of activations" if peak is not None else "takes less of activations"
+        found.append(Remedy("--max-num-batched-tokens 2048", f"{step} {takes}", False))
+    weights, asked = log.get("weights"), log.get("requested_memory")
+    if weights is not None:
+        of_all = f" of the {gib(asked.number, 2)} that vLLM may use" if asked is not None else ""
+        why = f"the weights are {gib(weights.number, 2)}{of_all}"
+        found.append(Remedy("weights in a smaller format, or --tensor-parallel-size on more devices", why, False))
     return found
 
 
-def _warm_up(log: EngineLog) -> list[Remedy]:
+def _allocation(log: EngineLog, _: Compared) -> list[Remedy]:
+    """The CPU's pool is set, or it is what the share leaves beside the process, which may be less than nothing."""
+    free, asked, util = log.get("free_memory"), log.get("requested_memory"), log.utilization
+    if free is None:
+        return []
+    if asked is not None and asked.number < free.number:  # no size was set, so it is not memory that lacks
+        had = f" than {util.printed}" if util is not None else ""
+        return [Remedy(f"a higher {_UTILIZATION}{had}", f"the process itself holds all of {gib(asked.number, 2)}")]
+    size = math.floor(free.low)
+    return [Remedy(f"--kv-cache-memory-bytes {size} or less", f"{gib(free.number, 2)} were available")]
+
+
+def _warm_up(log: EngineLog, _: Compared) -> list[Remedy]:
     requests = log.value("warmup_requests")
     found = []
     if requests and int(requests) > 1:
-        text = f"the warm-up holds the logits of {int(requests):,} requests"
-        found.append(Remedy(f"--max-num-seqs {max(int(requests) // 4, 1)}", text))
-    util = log.utilization
-    if util is not None and float(util.value) > 0.05:
-        lower = _floor(float(util.value) - 0.02)
-        found.append(Remedy(f"{_UTILIZATION} {lower:.2f} or less", "the pool then leaves more to the warm-up"))
+        why = f"the warm-up holds the logits of {int(requests):,} requests"
+        found.append(Remedy(f"--max-num-seqs {max(int(requests) // 4, 1)}", why, False))
+    return found + _smaller_share(log, "the pool then leaves more to the warm-up")
+
+
+def _out_of_memory(log: EngineLog, _: Compared) -> list[Remedy]:
+    wanted, free = log.get("oom_wanted"), log.get("oom_free")
+    why = "what vLLM does not claim is there for what it did not foresee"
+    if wanted is not None and free is not None:
+        why = f"{gib(wanted.number, 2)} more were asked for, {gib(free.number, 2)} were free"
+    found = _smaller_share(log, why)
+    batched = log.value("max_num_batched_tokens")
+    if batched is None or int(batched) > 2048:
+        found.append(Remedy("--max-num-batched-tokens 2048", "a smaller step has smaller temporaries", False))
+    weights, total = log.get("weights"), log.get("oom_total") or log.get("total_memory")
+    if weights is not None and total is not None:
+        why = f"the weights are {gib(weights.number, 2)} of {gib(total.number, 2)}"
+        found.append(Remedy("weights in a smaller format, or --tensor-parallel-size on more devices", why, False))
+    elif "weights" not in log.figures:
+        why = "it ended before the weights were loaded"
+        found.append(Remedy("weights in a smaller format, or --tensor-parallel-size on more devices", why, False))
     return found
 
 
-def _more(log: EngineLog, lacks: int, said: str) -> list[Remedy]:
-    """A larger share of the device, if that much was free at the start."""
-    util, total, free = log.utilization, log.get("total_memory"), log.get("free_memory")
-    if util is None:
+def _killed(log: EngineLog, _: Compared) -> list[Remedy]:
+    why = "the kernel ended it for the host's memory, which CPU and GPU share on a DGX Spark"
+    return [
+        Remedy("more free host memory (`membudget doctor` says who holds it)", why, False),
+        *_smaller_share(log, why),
+    ]
+
+
+def _profiling(log: EngineLog, _: Compared) -> list[Remedy]:
+    why = "another process gave memory back while vLLM measured, so its sum was wrong"
+    return [Remedy("start it again when nothing else starts or ends on the device", why, False)]
+
+
+def _multimodal(log: EngineLog, _: Compared) -> list[Remedy]:
+    reserved, memory = log.get("mm_reserved"), log.get("available_kv")
+    if reserved is None or memory is None:
         return []
-    why = f"{said} {gib(lacks, 2)}"
+    lacks = math.ceil(reserved.high - memory.low)
+    why = f"{gib(reserved.number, 2)} are reserved, {gib(memory.number, 2)} are there"
+    less = Remedy("a smaller mm_ipc_gpu_memory_gb, or fewer hw_decoders", why, False)
+    return [*(_more(log, lacks, "the reserve lacks") if lacks > 0 else []), less]
+
+
+def _pages(log: EngineLog, _: Compared) -> list[Remedy]:
+    block = log.value("block_size_needed")
+    if block:
+        return [Remedy(f"--block-size {int(block)} or more", "what vLLM asks for")]
+    if log.setting("disable_hybrid_kv_cache_manager") is True:
+        return [Remedy("leave out --disable-hybrid-kv-cache-manager", "layers of this model need it", False)]
+    why = "pages of all layers must divide the largest"
+    return [Remedy("--kv-cache-dtype auto and no --block-size", f"{why}: vLLM then chooses both", False)]
+
+
+def _blocks(log: EngineLog) -> list[Remedy]:
+    """The number of blocks was set by hand."""
+    blocks = log.value("override_blocks")
+    if blocks is None:
+        return []
+    return [Remedy("leave out --num-gpu-blocks-override", f"it holds the pool to {int(blocks):,} blocks")]
+
+
+def _smaller_share(log: EngineLog, why: str) -> list[Remedy]:
+    util = log.utilization
+    if util is None or float(util.value) <= 0.1:
+        return [Remedy(f"a lower {_UTILIZATION}", why, False)] if util is None else []
+    return [Remedy(f"{_UTILIZATION} {_floor(float(util.value) - 0.05):.2f} or less", why, False)]
+
+
+def _more(log: EngineLog, lacks: int, said: str) -> list[Remedy]:
+    """A larger share of the device: sure where so much was free at the start, none where that much is not there."""
+    util, why = log.utilization, f"{said} {gib(lacks, 2)}"
+    if util is None:
+        return [Remedy(f"a higher {_UTILIZATION}", why, False)]
+    total = _device(log)
     if total is None:
-        return [Remedy(f"a higher {_UTILIZATION} than {util.printed}", why)]
-    share = math.ceil(round((float(util.value) + lacks / total.low) * 100, 6)) / 100
-    most = _floor(_free_share(free, total)) if free is not None else 1.0
-    return [Remedy(f"{_UTILIZATION} {share:.2f} or more", why)] if share <= most else []
+        return [Remedy(f"a higher {_UTILIZATION} than {util.printed}, if the device has that much", why, False)]
+    share = math.ceil(round((float(util.value) + lacks / total[0]) * 100, 6)) / 100
+    most = _most(log)
+    if share > most:
+        return []
+    return [Remedy(f"{_UTILIZATION} {share:.2f} or more", why, log.get("free_memory") is not None)]
 
 
-def _free_share(free: Figure, total: Figure) -> float:
-    return min(free.low / total.high, 1.0)
+def _all_that_is_free(log: EngineLog) -> list[Remedy]:
+    """The largest share that was free at the start, where that is more than was asked for."""
+    util, most = log.utilization, _most(log)
+    if util is None or log.get("free_memory") is None or most <= float(util.value):
+        return []
+    return [Remedy(f"{_UTILIZATION} up to {most:.2f}", "that much was free at the start", False)]
+
+
+def _most(log: EngineLog) -> float:
+    """The largest share that can be had: of what was free at the start, and what shared memory must keep."""
+    total, free = _device(log), log.get("free_memory")
+    if total is None:
+        return 1.0
+    kept = _kept(int(total[0]))
+    if free is None:
+        return _floor(1 - kept / total[0])
+    return _floor(min((free.low - kept) / total[1], 1.0))
+
+
+def _device(log: EngineLog) -> tuple[float, float] | None:
+    """The least and the most bytes that the device can have: printed, or requested / utilization."""
+    total = log.get("total_memory")
+    if total is not None:
+        return total.low, total.high
+    asked, util = log.get("requested_memory"), log.utilization
+    if asked is None or util is None or not float(util.value):
+        return None
+    return asked.low / float(util.value), asked.high / float(util.value)
+
+
+def _kept(total: int) -> int:
+    return _KEPT if _SHARED[0] <= total <= _SHARED[1] else 0
 
 
 def _floor(share: float) -> float:
-    return math.floor(round(share * 100, 6)) / 100
+    return max(math.floor(round(share * 100, 6)) / 100, 0.0)
+
+
+_BY_KIND: dict[str, Callable[[EngineLog, Compared], list[Remedy]]] = {
+    "sampler_warmup": _warm_up,
+    "pooler_warmup": _warm_up,
+    "max_model_len": _too_long,
+    "free_memory": _less_free,
+    "kv_allocation": _allocation,
+    "multimodal_reserve": _multimodal,
+    "page_size": _pages,
+    "auto_fit": _no_pool,
+    "no_kv_memory": _no_pool,
+    "profiling": _profiling,
+    "out_of_memory": _out_of_memory,
+    "killed": _killed,
+}
