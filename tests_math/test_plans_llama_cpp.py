@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget import formats
+from membudget import capacity, formats
 from membudget.budget import Budget, engine_of
 from membudget.budget_file import Sources, parse
 from membudget.capacity import fits, kv_growth, kv_request, left_over, max_ctx, max_users
-from membudget.changes import suggest
+from membudget.changes import Change, nothing_helps, suggest
 from membudget.engines.llama_cpp import CacheCellsError, cache_bytes, cache_parts, slot
 from membudget.formats import FormatError, kv
 from membudget.judge import judge
@@ -184,7 +184,30 @@ def test_a_state_alone_has_no_longest_context() -> None:
     asked = budget(build(config, "m"), 8)
     # 2 layers x (128 x 16 + 3 columns of 128), fp32
     assert kv_request(asked, 1) == kv_request(asked, 10**6) == 2 * 4 * (128 * 16 + 3 * 128)
-    assert max_ctx(asked) == 2**30
+    assert repr(max_ctx(asked)) == "1073741824"
+
+
+def test_steps_of_cells_are_one_question_each(model: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes by 256, not by tokens that change nothing: a straight line of cells is five questions."""
+    asked: list[int] = []
+
+    def counted(found: Budget) -> Callable[[int, int], int]:
+        left = left_over(found)
+
+        def ask(ctx: int, users: int) -> int:
+            asked.append(ctx)
+            return left(ctx, users)
+
+        return ask
+
+    monkeypatch.setattr(capacity, "left_over", counted)
+    llama = model("meta-llama/Llama-3.2-1B")
+    bare = predict(budget(llama, 1)).total
+    for near in (1, 5000, 8192):
+        asked.clear()
+        # beside the 256 cells of one token: (700,000 + 256) / 256 is 2,735 and a bit
+        assert max_ctx(budget(llama, near, memory=bare + 700_000 * 32_768)) == 2735 * 256
+        assert len(asked) <= 5
 
 
 def test_the_reason_is_cells(model: Get) -> None:
@@ -286,6 +309,27 @@ def test_auto_is_llama_cpps_own(raw_config: Callable[[str], dict[str, Any]]) -> 
     assert kv.auto(config).name == "fp8"
     assert kv.auto(config, engine="vllm").name == "fp8"
     assert kv.auto(config, engine="llama.cpp").name == "bf16"
+
+
+def test_one_user_of_fewer_cells(model: Get) -> None:
+    """Room for 600 cells: none of three users has the 256 of each, and one has 512; nothing else is smaller."""
+    llama = model("meta-llama/Llama-3.2-1B")
+    # 16 layers x 2 x 8 heads x 64 x 34 / 32 bytes
+    cell = 17_408
+    whole = budget(llama, 8192, 3, form="q4_k_m", kv="q8_0")
+    bare = predict(whole).total - 3 * 8192 * cell
+    short = budget(llama, 8192, 3, bare + 600 * cell, form="q4_k_m", kv="q8_0")
+    frees = (3 * 8192 - 512) * cell
+    assert suggest(short) == [Change("1 user of 512 tokens", frees, {"users": 1, "ctx": 512})]
+
+
+def test_nothing_helps(model: Get) -> None:
+    """What was tried is the smallest format with the 8-bit cache of llama.cpp; of what is that already, nothing."""
+    llama = model("meta-llama/Llama-3.2-1B")
+    tried = "nothing that membudget knows helps: not even 1 user with 1 token"
+    assert suggest(budget(llama, 512, memory=2**27)) == []
+    assert nothing_helps(budget(llama, 512, memory=2**27)) == f"{tried} with iq1_s weights and a q8_0 KV cache"
+    assert nothing_helps(budget(llama, 512, memory=2**27, form="iq1_s", kv="q8_0")) == tried
 
 
 def test_decode_reads_tokens_and_not_empty_cells(model: Get) -> None:

@@ -89,8 +89,10 @@ def test_the_edge_to_the_byte(model: Get) -> None:
     for extra, left in ((0, True), (1, False)):
         budget = spark(model("Qwen/Qwen3-8B"), 0.95, os_reserve=SPARK - CLAIM + extra)
         assert share_room(budget) == -extra
-        assert predict(budget).fits is left
-        assert left or predict(budget).headroom == -1
+        ledger = predict(budget)
+        assert ledger.fits is left
+        # a byte is missing, or what is left is left of the claim
+        assert ledger.headroom == (CLAIM - (ledger.total - budget.os_bytes) if left else -1)
 
 
 def test_only_where_a_system_shares_the_memory(model: Get) -> None:
@@ -128,8 +130,14 @@ def test_nothing_helps_where_the_model_is_too_large(model: Get) -> None:
     ledger = predict(spark(model("meta-llama/Llama-3.1-70B"), 0.9, machine=box, overhead={}))
     assert ledger.changes == []
     # 1 GiB less 0.5 GiB are half of it
-    assert "not even 1 user with 1 token with gpu_memory_utilization 0.5 and iq1_s weights" in ledger.verdict
+    assert "1 user with 1 token with gpu_memory_utilization 0.5 and iq1_s weights (GGUF, for llama" in ledger.verdict
     assert "claims 921.60 MiB of 1.00 GiB and leaves 102.40 MiB of the operating system's 512.00 MiB" in ledger.verdict
+
+
+def test_all_of_it(model: Get) -> None:
+    """A share of 1 leaves nothing."""
+    verdict = predict(spark(model("Qwen/Qwen3-8B"), 1.0)).verdict
+    assert "gpu_memory_utilization 1.0 claims 121.69 GiB of 121.69 GiB and leaves 0 B of the operating" in verdict
 
 
 def test_a_system_that_takes_it_all(model: Get) -> None:
