@@ -93,6 +93,7 @@ def test_the_edge_to_the_byte(model: Get) -> None:
         assert ledger.fits is left
         # a byte is missing, or what is left is left of the claim
         assert ledger.headroom == (CLAIM - (ledger.total - budget.os_bytes) if left else -1)
+        assert left_over(budget)(8192, 1) == ledger.headroom
 
 
 def test_only_where_a_system_shares_the_memory(model: Get) -> None:
