@@ -11,7 +11,7 @@ import importlib.util
 from typing import NamedTuple
 
 from membudget import asking
-from membudget.detect import SPARK_GPU
+from membudget.machines import SPARK_GPU
 
 #: Markers that need something, in the order in which they are checked.
 NEEDS = ("transformers", "cpu", "cuda", "spark")

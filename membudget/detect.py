@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from membudget import asking, machines
-from membudget.machines import THIS_MACHINE, Machine
+from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
 from membudget.units import GIB, MIB
 
 #: There where the kernel has NVIDIA's driver.
@@ -20,8 +20,8 @@ _DRIVER = "/proc/driver/nvidia/version"
 #: Left to the operating system where CPU and GPU share the memory and no table entry says how
 #: much: a tenth, and never less than 1 GiB.  An assumption, said in `notes`.
 RESERVE_SHARE, RESERVE_LEAST = 10, GIB
-#: The GPU of a DGX Spark, by its name and by what CUDA calls its generation.
-SPARK_GPU, SPARK_CAPABILITY = "GB10", "12.1"
+#: What CUDA calls the generation of a DGX Spark's GPU.
+SPARK_CAPABILITY = "12.1"
 
 
 class DetectError(RuntimeError):

@@ -391,5 +391,6 @@ def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> Model
     if near:
         text += f" Near are: {', '.join(near[:3])}."
     if not reachable:
-        text += f" On a connected machine `membudget fetch {name}` saves its config.json; or pass a path to one."
+        saves = f"`membudget fetch {name}` saves its config.json" if "/" in name else "write its hub id, ORG/NAME"
+        text += f" On a connected machine {saves}; or pass a path to one."
     return ModelNotFound(text, reachable)

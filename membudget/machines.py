@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 #: The name that stands for whatever machine this is, see `membudget.detect`.
 THIS_MACHINE = "this-machine"
+#: The GPU of a DGX Spark, by its name.
+SPARK_GPU = "GB10"
+#: The share of its memory that an idle DGX Spark was seen to give an engine: 113.07 of 121.69 GiB were available
+#: (fixtures/doctor/spark.json), and 12 of them must stay free.
+IDLE_SHARE = 0.83
 #: Users' own machine files, separated as PATH is.
 ENVIRONMENT = "MEMBUDGET_MACHINES"
 #: What people write before a device's name, longest first.

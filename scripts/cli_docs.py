@@ -100,7 +100,7 @@ KEYS: dict[str, dict[str, str]] = {
         "ignored, endangered": "names given with --ignore; whether a trap that is not ignored endangers a run",
         "first": "what matters most, in one sentence",
     },
-    "init": {"file, fits, verdict": "what was written, and the first verdict"},
+    "init": {"file, fits, verdict, notes": "what was written, and the first verdict"},
     "fleet": {
         "model, format, kv_cache_dtype, ctx, users": "what was sized",
         "weights, kv_cache, prefill, cuda_and_nccl": "the parts; `reserve` is the last two, `total` all",

@@ -18,8 +18,8 @@ import pytest
 
 from membudget.budget import Budget
 from membudget.budget_file import Sources, load
-from membudget.detect import SPARK_GPU, DetectError, detect
-from membudget.machines import THIS_MACHINE, Machine
+from membudget.detect import DetectError, detect
+from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
 from membudget.probe.comparison import Comparison, Row
 from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, outlook
 from membudget.probe.plan import CannotMeasure, Plan, plan

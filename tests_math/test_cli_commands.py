@@ -150,3 +150,20 @@ def test_check_of_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     code, _, err = run("check")
     assert code == 2
     assert "budgets" in err
+
+
+def test_a_fleet_says_whose_it_is(ask: Ask) -> None:
+    """Layouts and caches are vLLM's: GGUF weights and a Mac are another engine's, and that is said."""
+    fleet = ("fleet", "meta-llama/Llama-3.1-8B", "--users", "2")
+    _, document = ask(*fleet, "--format", "q4_k_m")
+    assert any("q4_k_m is GGUF, which llama.cpp reads" in note for note in document["notes"])
+    _, document = ask(*fleet, "--device", "apple-m1-max-32gb", "--node", "apple-m1-max-32gb")
+    assert any("vLLM has no Metal, as apple-m1-max-32gb needs" in note for note in document["notes"])
+    _, document = ask(*fleet)
+    assert not any("vLLM" in note for note in document["notes"])
+
+
+def test_an_id_without_its_organisation_is_not_fetched(run: Run) -> None:
+    """`fetch` takes ORG/NAME: a name alone is no command to give."""
+    _, _, error = run("plan", "gemma-3-12b")
+    assert "membudget fetch gemma-3-12b" not in error

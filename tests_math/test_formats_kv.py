@@ -126,7 +126,9 @@ def test_names() -> None:
     [
         ({}, "bf16"),
         ({"torch_dtype": "float16"}, "fp16"),
-        ({"torch_dtype": "float32"}, "fp16"),
+        # vLLM 0.32's _resolve_auto_dtype: fp32, also where nothing is said, becomes the platform's first, bf16
+        ({"torch_dtype": "float32"}, "bf16"),
+        ({"torch_dtype": None}, "bf16"),
         ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, "fp8"),
         ({"quantization_config": {"kv_cache_scheme": None}}, "bf16"),
         ({"quantization_config": {"kv_cache_scheme": "FP8"}}, "fp8"),

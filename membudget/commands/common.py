@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from membudget.commands.arguments import Arguments, Declares
     from membudget.formats import Format
     from membudget.locate import Located
+    from membudget.machines import Machine
     from membudget.model import Model
 
 
@@ -89,6 +90,26 @@ def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun
     if not least <= value <= most:
         raise InputError(f"{option}: {value:,} is refused; allowed is a whole number from {least:,} to {most:,}")
     return value
+
+
+def available_now(machine: Machine, os_bytes: int) -> list[str]:
+    """Where this machine shares its memory with the system: that others hold a part of what is reckoned with."""
+    from membudget.machines import THIS_MACHINE
+    from membudget.units import both
+
+    if machine.name != THIS_MACHINE or not machine.unified:
+        return []
+    from membudget.probe import system
+
+    free = system.available()
+    if free is None:
+        return [f"{machine.name}: how much of its memory is available now is unknown"]
+    if free + os_bytes >= machine.memory:
+        return []
+    return [
+        f"{machine.name}: {both(free)} of its memory are available now, and all of it is reckoned with; "
+        "`membudget doctor` says who holds the rest"
+    ]
 
 
 def find_model(args: Arguments) -> tuple[Model, Located]:

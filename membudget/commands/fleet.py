@@ -19,6 +19,7 @@ from membudget.commands.common import (
     named_format,
     short_repr,
 )
+from membudget.commands.plan import is_gguf
 from membudget.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from membudget.commands.arguments import Arguments, Declares
+    from membudget.formats import Format
     from membudget.machines import Machine
 
 _MOST = 2**40
@@ -65,6 +67,7 @@ def run(args: Arguments) -> Result:
     if args.params is None:
         model, found = find_model(args)
         form = named_format(args.format, model)
+        notes += _engine_notes(form, [*devices, node[0]] if args.node else devices)
         dtype = choose_cache(args.kv_cache_dtype, form, model, found, "vllm")  # whose layouts are tried
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
@@ -131,6 +134,17 @@ def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
         return machines.get(name.strip(), files), number
     except machines.UnknownMachine as error:
         raise InputError(f"--node: {error}") from None
+
+
+def _engine_notes(form: Format, devices: Sequence[Machine]) -> list[str]:
+    """What is not vLLM's, whose layouts and caches are planned here."""
+    notes, other = [], "a fleet is planned for vLLM, and `membudget plan --engine llama_cpp` for the other"
+    if is_gguf(form):
+        notes.append(f"{form.name} is GGUF, which llama.cpp reads; {other}")
+    metal = dict.fromkeys(machine.name for machine in devices if machine.platform == "metal")
+    if metal:
+        notes.append(f"vLLM has no Metal, as {', '.join(metal)} needs; {other}")
+    return notes
 
 
 def _notes(text: str | None, node: tuple[Machine, int]) -> list[str]:

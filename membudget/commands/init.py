@@ -11,6 +11,7 @@ from membudget.budget import Budget, engine_of, unfiled_id
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
+    available_now,
     choose_cache,
     context,
     count,
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 #: Beside the budgets, for editors that read the modeline.
 SCHEMA = "budgets.schema.json"
-#: vLLM's share of memory that it has in common with the system: 113.07 of 121.69 GiB were available on an idle DGX
-#: Spark (fixtures/doctor/spark.json), 12 of them must stay free.
-IDLE_SHARE = 0.83
 
 
 def options(parser: Declares) -> None:
@@ -61,7 +59,7 @@ def run(args: Arguments) -> Result:
     form = named_format(args.format, model)
     dtype = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
-    share = IDLE_SHARE if machine.unified and machine.platform == "cuda" else None
+    share = machines.IDLE_SHARE if machine.unified and machine.platform == "cuda" else None
     engine = engine_of("vllm", gpu_memory_utilization=share)
     ledger = predict(
         Budget("init", model, form, dtype, ctx, users, machine, engine, machines=many, tensor_parallel=many)
@@ -74,11 +72,12 @@ def run(args: Arguments) -> Result:
     if not os.path.exists(schema):
         _write(schema, schema_text())
     test = _command(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
+    notes = available_now(machine, machine.os_reserve)
     next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
         0,
-        {"file": path, "fits": ledger.fits, "verdict": ledger.verdict},
-        lambda: f"wrote {path}\n{ledger.verdict}\n{next_steps}",
+        {"file": path, "fits": ledger.fits, "verdict": ledger.verdict, "notes": notes},
+        lambda: "\n".join([f"wrote {path}", ledger.verdict, *notes, next_steps]),
     )
 
 

@@ -20,6 +20,7 @@ from membudget.capacity import share_that_leaves
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
+    available_now,
     choose_cache,
     choose_format,
     context,
@@ -29,7 +30,7 @@ from membudget.commands.common import (
     share,
 )
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
-from membudget.machines import MAX_MACHINES, THIS_MACHINE
+from membudget.machines import IDLE_SHARE, MAX_MACHINES, SPARK_GPU
 from membudget.report.plan import model_context, render
 from membudget.report.terminal import Terminal
 from membudget.units import both
@@ -234,25 +235,25 @@ def _memory_notes(ledger: Ledger) -> list[str]:
         notes.append(
             f"{machine.name}: its memory is the system's too, and nothing is left to it: give it an os_reserve"
         )
-    if unified and budget.engine.name == "vllm" and budget.engine.gpu_memory_utilization is None and ledger.fits:
-        least = -(-(ledger.total - budget.os_bytes) * 100 // budget.capacity) / 100
-        most = share_that_leaves(budget)
-        if most is not None and least <= most:
-            notes.append(
-                f"{machine.name}: vLLM takes a share of the memory, 0.92 unless told otherwise: "
-                f"--gpu-memory-utilization {least:.2f} is enough for this, and above {most:.2f} it takes what is left "
-                "to the operating system; `membudget doctor` on the machine says what is free there now"
-            )
-    if machine.name == THIS_MACHINE and machine.unified:
-        from membudget.probe import system
-
-        free = system.available()
-        if free is not None and free + budget.os_bytes < budget.capacity:
-            notes.append(
-                f"{machine.name}: {both(free)} of its memory are available now, the plan is of all of it; "
-                "`membudget doctor` says who holds the rest"
-            )
+    share = budget.engine.gpu_memory_utilization
+    if unified and budget.engine.name == "vllm" and share is None and ledger.fits:
+        notes.append(f"{machine.name}: {_share_note(ledger)}")
+    notes += available_now(machine, budget.os_bytes)
     return notes
+
+
+def _share_note(ledger: Ledger) -> str:
+    """Which part of memory that the system shares vLLM must be given for this, and what that leaves."""
+    budget = ledger.budget
+    least = -(-(ledger.total - budget.os_bytes) * 100 // budget.capacity) / 100
+    most = share_that_leaves(budget)
+    text = "vLLM takes a share of the memory, 0.92 unless told otherwise; "
+    if most is None or least > most:
+        return text + "no share in hundredths holds this and leaves the operating system its part: fewer users do"
+    text += f"--gpu-memory-utilization {least:.2f} is enough for this, above {most:.2f} it takes the operating system's"
+    if SPARK_GPU in budget.machine.title and least > IDLE_SHARE:
+        text += f"; an idle Spark was seen to give {IDLE_SHARE} and keep 12 GiB free, which is less than this needs"
+    return text + "; `membudget doctor` on the machine says what is free there now"
 
 
 def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from membudget.capacity import share_text, share_that_leaves, takes_the_systems
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
+    available_now,
     choose_cache,
     choose_format,
     context,
@@ -89,6 +90,7 @@ def run(args: Arguments) -> Result:
         rest = _left(budget, args.vllm_version)
         if fixed is None and args.num_gpu_blocks_override is None and takes_the_systems(budget):
             notes.append(_too_large_a_share(budget))
+        notes += available_now(machine, machine.os_reserve)
         available = rest.predicted
     elif fixed is None:
         raise InputError(

@@ -7,10 +7,10 @@ import re
 from typing import Any, NamedTuple
 
 from membudget.available import Here
-from membudget.detect import SPARK_GPU, DetectError, detect
+from membudget.detect import DetectError, detect
 from membudget.doctor.source import Source
 from membudget.engines.vllm.oracle import ENV as VLLM
-from membudget.machines import Machine
+from membudget.machines import SPARK_GPU, Machine
 from membudget.probe.readings import Reading, Unknown
 
 Text = str | Unknown

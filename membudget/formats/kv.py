@@ -286,7 +286,10 @@ def auto(
             return _declared(scheme, declared.source)
     if form is not None and form.name in ("bf16", "fp16", "fp32"):
         return _BY_NAME[form.name]
-    return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
+    if engine == "llama.cpp":
+        return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
+    # fp32, and a config that says nothing, become bf16: vLLM's _resolve_auto_dtype on what has bf16
+    return _BY_NAME["fp16" if config.dtype == "float16" else "bf16"]
 
 
 def _declared(scheme: object, source: str) -> KvDtype:

@@ -235,13 +235,14 @@ def refused(made: Serving, available: Callable[[], int | None] = system.availabl
 
 def outlook(made: Serving) -> tuple[bool, str]:
     """Whether this would start here and now, and why, in words with both numbers either way."""
-    from membudget.available import missing
+    from membudget.available import missing, no_command
 
     why = refused(made)
     if why is not None:
         return False, why
     room = guard.needs(limits(made), system.available() or 0)
     lacks = missing("cuda", needs_torch=False) if made.budget.machine.platform == "cuda" else None
+    lacks = lacks or no_command(made.command[0])
     if lacks:
         return False, f"the memory is there, but it would not start: {lacks}; it {room}"
     return True, f"it would start: {room}"
