@@ -81,8 +81,8 @@ def _bound_refusal(fleet: Fleet) -> str | None:
     node = f"{fleet.node_devices} x {fleet.node.name} have {gb(has)}"
     if fleet.node.os_reserve:
         node += " beside what is left to the system"
-    most = f"at most {fleet.max_users:,} users fit" if fleet.max_users != 1 else "at most one user fits"
-    advice = most if fleet.max_users else "not even one user fits"
+    many = f"{fleet.max_users:,} users fit" if fleet.max_users != 1 else "one user fits"
+    advice = f"by these sums at most {many}" if fleet.max_users else "by these sums not even one user fits"
     if held > has:
         return (
             f"refused: exceeds the node: {gb(fleet.total)} are needed and {node}; "

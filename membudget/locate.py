@@ -390,6 +390,8 @@ def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> Model
     text = f"{shown(name)} was not found. Looked in {', '.join(looked)}; the hub ({hub})."
     if near:
         text += f" Near are: {', '.join(near[:3])}."
+    if os.path.isdir(name):
+        text += " The folder of that name that is here has no config.json, .safetensors or .gguf file in it."
     if not reachable:
         saves = f"`membudget fetch {name}` saves its config.json" if "/" in name else "write its hub id, ORG/NAME"
         text += f" On a connected machine {saves}; or pass a path to one."

@@ -297,3 +297,22 @@ def test_the_records_know_the_latent_cache(ask: Ask) -> None:
     assert move["before"] * 576 == move["after"] * 16 * (128 + 64 + 128)
     assert move["explained"]
     assert move["changes"][0]["version"] == "5.15.0"
+
+
+def test_a_start_that_is_refused_after_one_that_was_not_has_moved(ask: Ask) -> None:
+    """Real logs of vLLM 0.32.0: after an upgrade that does not start, nothing else may be left to compare."""
+    logs = Path(__file__).parents[1] / "fixtures" / "logs" / "cpu"
+    started, refused = (str(logs / f"0.32.0-{name}.log") for name in ("llama", "err-util0.99"))
+    code, document = ask("diff", started, refused)
+    assert code == 1
+    (move,) = [move for move in document["moves"] if move["line"] == "start"]
+    assert (move["before"], move["after"]) == ("started", "refused free_memory")
+    assert ask("diff", started, started)[0] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero")
+def test_a_device_is_no_log(run_cli: Call) -> None:
+    """It would be read for ever; a pipe is one that ends."""
+    code, _, error = run_cli("log", "/dev/zero")
+    assert code == 2
+    assert "it is a device, no log" in error

@@ -39,6 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from membudget.budget import Budget
     from membudget.commands.arguments import Arguments, Declares
     from membudget.formats import Format
     from membudget.locate import Located
@@ -101,7 +102,7 @@ def run(args: Arguments) -> Result:
     cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
     ctx = plain_context(ctx, model, notes)
     budgets = [unfiled(model, form, cache, ctx, users, machine, engine, many, args.capacity) for many, machine in boxes]
-    ledgers = [predict(budget) for budget in budgets]
+    ledgers = [_predicted(budget, args.model) for budget in budgets]
     notes += _notes(ledgers)
     fit = [ledger.fits for ledger in ledgers]
     code = 0 if (all(fit) if args.machine else any(fit)) else 1
@@ -164,6 +165,17 @@ def _engine(args: Arguments) -> Engine:
         gpu_memory_utilization=None if part is None else share("--gpu-memory-utilization", part),
         options=sizes,
     )
+
+
+def _predicted(budget: Budget, asked: str) -> Ledger:
+    """The plan; a format that does not apply to the model's shapes says where those that do are listed."""
+    from membudget.formats import FormatError
+
+    try:
+        return predict(budget)
+    except FormatError as error:
+        machine = f" --machine {budget.machine_name!r}" if budget.machines > 1 else ""
+        raise FormatError(f"{error}; `membudget formats {asked}{machine}` has those that apply") from None
 
 
 def plain_context(ctx: int | None, model: Model, notes: list[str]) -> int:

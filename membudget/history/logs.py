@@ -45,6 +45,7 @@ def of_log(path: str, version: str = "") -> Record:
     from datetime import UTC, datetime
 
     from membudget.engines.vllm.log import parse_file
+    from membudget.engines.vllm.verdict import verdict
 
     engines = parse_file(path)
     if not engines:
@@ -58,7 +59,12 @@ def of_log(path: str, version: str = "") -> Record:
             if found is not None and line not in lines:
                 value = round(float(found.value) * 100) if unit == "x100" else int(found.value)
                 lines[line] = Line(None, value, unit, _digits(found.half, unit))
-        budgets[name] = Entry("recorded", lines, _settings(engine))
+        ended = verdict(engine)
+        # a line like the others: a start that is refused after one that was not has moved
+        lines["start"] = Line(None, " ".join(filter(None, (ended.status, ended.kind))), "word", "exact")
+        failed = ended.status in ("refused", "failed")
+        told = f"{ended.status}: {ended.text} (line {ended.line})" if failed else ""
+        budgets[name] = Entry("failed" if failed else "recorded", lines, _settings(engine), told)
     printed = next((engine.version for engine in engines if engine.version), "")
     if printed and version and printed != version:
         raise ValueError(f"{path}@{version}: the log itself says vLLM {printed}")

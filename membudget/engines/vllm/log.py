@@ -8,7 +8,10 @@ messages of `messages` is left alone, so an unknown version yields fewer figures
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -78,6 +81,8 @@ def parse_file(path: str) -> list[EngineLog]:
 
         return parse_stream(sys.stdin.buffer)
     with open(path, "rb") as stream:
+        if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
+            raise OSError(errno.EINVAL, "it is a device, no log", path)
         return parse_stream(stream)
 
 
