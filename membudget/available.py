@@ -52,8 +52,13 @@ def gpus() -> tuple[str, ...]:
     """The names of this machine's NVIDIA GPUs, as the driver says; empty where there is no driver."""
     import re
 
-    said = asking.ask(["nvidia-smi", "-L"]).text or ""
+    said = _listed().text or ""
     return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", said, re.MULTILINE))
+
+
+@functools.cache
+def _listed() -> asking.Answer:
+    return asking.ask(["nvidia-smi", "-L"])
 
 
 def no_command(command: str | None) -> str | None:
@@ -84,7 +89,11 @@ def _asked() -> Here:
 
 
 def _told(found: tuple[str, ...]) -> str:
-    return f"this machine has {', '.join(found)}" if found else "this machine has no NVIDIA GPU (nvidia-smi lists none)"
+    if found:
+        return f"this machine has {', '.join(found)}"
+    if why := _listed().why:
+        return f"whether this machine has one is not known: nvidia-smi gives {why}"
+    return "this machine has no NVIDIA GPU (nvidia-smi lists none)"
 
 
 def _installed(name: str) -> bool:

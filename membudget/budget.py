@@ -120,6 +120,19 @@ def engine_of(name: str, batched_tokens: int | None = None, **more: Any) -> Engi
     return Engine(name, kind.batched_tokens if batched_tokens is None else batched_tokens, **more)
 
 
+def is_gguf(form: Format) -> bool:
+    """Whether weights are a GGUF mix, or lie in a GGUF file."""
+    kind = form.key[0] if isinstance(form.key, tuple) else ""
+    return kind == "gguf" or getattr(getattr(form, "checkpoint", None), "kind", "") == "gguf"
+
+
+def not_read(engine: str, form: Format) -> str | None:
+    """Why an engine cannot hold weights as they are stored; None where it can, or could in an older version."""
+    if engine == "transformers" and is_gguf(form):
+        return f"{form.name} is GGUF, which transformers unpacks into 16 bits when it loads: plan it as bf16"
+    return None
+
+
 def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
     """What a plan without a file is called: ``Qwen3-8B-bf16.dgx-spark``, ``Qwen3-8B-bf16.2x-dgx-spark``."""
     return f"{model}-{format}.{machine if machines == 1 else f'{machines}x-{machine}'}"
@@ -136,7 +149,9 @@ def unfiled(
     machines: int = 1,
     convention: str = "reported",
 ) -> Budget:
-    """A budget that is asked for without a file.  Raises `ValueError` as `parallel_sizes` does."""
+    """A budget that is asked for without a file.  Raises `ValueError` as `parallel_sizes` does, and by `not_read`."""
+    if why := not_read(engine.name, form):
+        raise ValueError(why)
     tensor_parallel, pipeline_parallel = parallel_sizes(machines, engine)
     return Budget(
         id=unfiled_id(model.name, form.name, machine.name, machines),
@@ -195,6 +210,8 @@ __all__ = [
     "Budget",
     "Engine",
     "engine_of",
+    "is_gguf",
+    "not_read",
     "parallel_sizes",
     "unfiled",
     "unfiled_id",

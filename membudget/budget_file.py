@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines, yaml_strict
-from membudget.budget import DEFAULT_OVERHEAD, ENGINES, Budget, Engine, engine_of, parallel_sizes
+from membudget.budget import DEFAULT_OVERHEAD, ENGINES, Budget, Engine, engine_of, not_read, parallel_sizes
 from membudget.budget_ids import plain, stem_of, stems_of, unique
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.fields import Reader
@@ -258,6 +258,10 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
 def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
     """The budget on so many machines; what vLLM would refuse is noted at the line of its size."""
     where = reader.where
+    if why := not_read(budget.engine.name, budget.format):
+        problem = Problem(reader.file, where.get("format", budget.line), "format", why)
+        if problem not in reader.problems:
+            reader.problems.append(problem)
     fields = [f"engine.vllm.{kind}_parallel_size" for kind in ("tensor", "pipeline")]
     field = next((path for path in fields if path in where), "machine")
     try:

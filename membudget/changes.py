@@ -17,13 +17,27 @@ from membudget.capacity import (
     takes_the_systems,
     total_of,
 )
+from membudget.machines import IDLE_SHARE, SPARK_GPU, Machine
 from membudget.records import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: The most that is suggested of a card of its own: CUDA's context and what vLLM does not foresee need the rest.
+MOST_SHARE = 0.95
+
+
+#: A prefill step that is suggested where a larger one does not fit.
+SMALL_STEP = 512
+#: The values of a change that are the engine's.
+ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
 
 
 class Change(NamedTuple):
     """What makes a budget fit: the change in words, the bytes it frees, the fields that it sets.
 
-    values: by their names in a budget; gpu_memory_utilization is the engine's.
+    values: by their names in a budget; those of `ENGINE_VALUES` are the engine's (`applied` sets them all).
     """
 
     text: str
@@ -51,21 +65,35 @@ def suggest(budget: Budget) -> list[Change]:
         found.append(Change(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
     kind = ENGINES[budget.engine.name]
     found += _lighter(budget, kind.smaller)
+    for other in _lighter_engines(budget):
+        if fits(other):
+            found.append(_of_engine(budget, other))
     return (
         sorted(found, key=lambda change: change.frees)
         or _together(budget, kind.smaller)
         or _lighter(budget, kind.smallest)
         or _together(budget, kind.smallest)
+        or _with_the_lightest_engine(budget)
     )
+
+
+def applied(budget: Budget, change: Change) -> Budget:
+    """The budget with a change made."""
+    engine: dict[str, Any] = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
+    other: dict[str, Any] = {name: value for name, value in change.values.items() if name not in ENGINE_VALUES}
+    if "format" in other:
+        other["format"] = formats.get(other["format"])
+    return budget._replace(engine=budget.engine._replace(**engine), **other)
 
 
 def nothing_helps(budget: Budget) -> str:
     """What was tried where `suggest` has nothing: ``not even 1 user with 1 token with awq weights ...``."""
     kind = ENGINES[budget.engine.name]
-    *_, least = [budget, *_smaller(budget, (*kind.smaller, *kind.smallest))]
     share = share_that_leaves(budget) if takes_the_systems(budget) else None
-    parts = [] if share is None else [f"gpu_memory_utilization {share}"]
-    parts += [_weights_text(least)] if least is not budget else []
+    light = _lightest(budget if share is None else _shared(budget, share))
+    *_, least = [light, *_smaller(light, (*kind.smaller, *kind.smallest))]
+    parts = [_engine_text(budget, light)] if light.engine != budget.engine else []
+    parts += [_weights_text(least)] if least.format is not budget.format else []
     small = _with_small_cache(least)
     parts += [_cache_text(small)] if small is not least else []
     changed = f" with {' and '.join(parts)}" if parts else ""
@@ -77,7 +105,7 @@ def _with_a_smaller_share(budget: Budget) -> list[Change]:
     share = share_that_leaves(budget)
     if share is None:
         return []
-    smaller = budget._replace(engine=budget.engine._replace(gpu_memory_utilization=share))
+    smaller = _shared(budget, share)
     frees = (engine_limit(budget) or 0) - (engine_limit(smaller) or 0)
     text, values = f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
     if fits(smaller):
@@ -85,6 +113,92 @@ def _with_a_smaller_share(budget: Budget) -> list[Change]:
     return [
         Change(f"{text} with {change.text}", frees + change.frees, {**values, **change.values})
         for change in suggest(smaller)
+    ]
+
+
+def most_share(machine: Machine) -> float:
+    """The most that is suggested of a machine: of a DGX Spark what an idle one was seen to give."""
+    return IDLE_SHARE if SPARK_GPU in machine.title else MOST_SHARE
+
+
+def _largest_share(budget: Budget) -> float | None:
+    """The most that the engine may be given, where that is more than it is; never the operating system's part."""
+    share, most = budget.engine.gpu_memory_utilization, most_share(budget.machine)
+    if share is None:
+        return None
+    if budget.os_bytes:
+        most = min(share_that_leaves(budget) or 0.0, most)
+    return most if most > share else None
+
+
+def _shared(budget: Budget, share: float) -> Budget:
+    return budget._replace(engine=budget.engine._replace(gpu_memory_utilization=share))
+
+
+def _lighter_engines(budget: Budget) -> Iterator[Budget]:
+    """The budget with one setting of its engine changed: the smallest share that is enough, a lighter step."""
+    engine, most = budget.engine, _largest_share(budget)
+    if engine.gpu_memory_utilization is not None and most is not None and fits(_shared(budget, most)):
+        low, high = (
+            int(engine.gpu_memory_utilization * 100),
+            round(most * 100),
+        )  # high / 100 is enough, low / 100 is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(_shared(budget, middle / 100)) else (middle, high)
+        yield _shared(budget, high / 100)
+    light = _lightest(budget).engine
+    for name in ("attention", "logits", "max_num_batched_tokens"):
+        if getattr(light, name) != getattr(engine, name):
+            yield budget._replace(engine=engine._replace(**{name: getattr(light, name)}))
+
+
+def _lightest(budget: Budget) -> Budget:
+    """The budget with every setting of its engine at its lightest."""
+    engine = budget.engine
+    step = min(engine.max_num_batched_tokens, SMALL_STEP)
+    if engine.name == "transformers":  # a plain forward takes every prompt at once
+        step = engine.max_num_batched_tokens
+    share = _largest_share(budget) or engine.gpu_memory_utilization
+    light = engine._replace(attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
+    return budget._replace(engine=light)
+
+
+def _of_engine(budget: Budget, other: Budget) -> Change:
+    values = {
+        name: getattr(other.engine, name)
+        for name in ENGINE_VALUES
+        if getattr(other.engine, name) != getattr(budget.engine, name)
+    }
+    return Change(_engine_text(budget, other), total_of(budget) - total_of(other), values)
+
+
+def _engine_text(budget: Budget, other: Budget) -> str:
+    mine, theirs = budget.engine, other.engine
+    step = "n_ubatch" if mine.name == "llama_cpp" else "max_num_batched_tokens"
+    parts = []
+    if theirs.gpu_memory_utilization != mine.gpu_memory_utilization:
+        parts.append(f"gpu_memory_utilization {theirs.gpu_memory_utilization} instead of {mine.gpu_memory_utilization}")
+    if theirs.attention != mine.attention:
+        parts.append(f"{theirs.attention} attention instead of {mine.attention}")
+    if theirs.logits != mine.logits:
+        parts.append("logits of the last position instead of every")
+    if theirs.max_num_batched_tokens != mine.max_num_batched_tokens:
+        parts.append(f"{step} {theirs.max_num_batched_tokens:,} instead of {mine.max_num_batched_tokens:,}")
+    return " and ".join(parts)
+
+
+def _with_the_lightest_engine(budget: Budget) -> list[Change]:
+    """Nothing is enough with the engine as it is: what is with its settings at their lightest."""
+    light = _lightest(budget)
+    if light.engine == budget.engine:
+        return []
+    change = _of_engine(budget, light)
+    if fits(light):
+        return [change]
+    return [
+        Change(f"{change.text} with {more.text}", change.frees + more.frees, {**change.values, **more.values})
+        for more in suggest(light)
     ]
 
 

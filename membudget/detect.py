@@ -38,10 +38,10 @@ class System:
     def run(self, command: Sequence[str]) -> str | None:
         """Standard output; None where the command is missing, fails or takes too long: then `trouble` says why.
 
-        A program that hung once is not asked again.
+        A program that hung or flooded once is not asked again.
         """
         program, troubles = command[0], self.troubles
-        if troubles.get(program, "").startswith(asking.HANGS):
+        if not troubles.get(program, asking.FAILED).startswith(asking.FAILED):
             return None
         answer = asking.ask(command)
         if answer.why:
@@ -60,7 +60,7 @@ class System:
         Where nvidia-smi fails by itself and the kernel has no driver, there is no GPU to be used.
         """
         why = self.troubles.get("nvidia-smi")
-        if why is None or (not why.startswith(asking.HANGS) and self.read(_DRIVER) is None):
+        if why is None or (why.startswith(asking.FAILED) and self.read(_DRIVER) is None):
             return None
         return f"nvidia-smi is here and gives {why}"
 

@@ -52,9 +52,14 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         if (name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"])
         and not (engine == "llama_cpp" and "error" in entry.get("llama_cpp", entry))
     }
+    weights = {
+        form: entry
+        for form, entry in model["formats"].items()
+        if engine != "transformers" or not entry.get("gguf") or form == model["format"]
+    }
     return {
         "model": place,
-        "format": applies(model["formats"]),
+        "format": applies(weights),
         "kv": applies(caches),
         "ctx": number(20),
         "users": number(10),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from membudget import available
+from membudget.asking import Answer
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.suite
@@ -44,6 +45,7 @@ def test_skips_name_what_is_missing(
 ) -> None:
     """Software that is not installed with the command that installs it, hardware with what is there instead."""
     monkeypatch.setattr(available, "gpus", lambda: gpus)
+    monkeypatch.setattr(available, "_listed", lambda: Answer(""))
     monkeypatch.setattr(available, "_installed", lambda name: name in packages)
     monkeypatch.setattr(available, "_torch_version", lambda: "2.13.0")
     assert available.missing(marker) == reason
@@ -76,7 +78,9 @@ def test_gpus_are_read_from_the_driver(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(pytester.path), prepend=":")
     available.gpus.cache_clear()
+    available._listed.cache_clear()
     try:
         assert available.gpus() == names
     finally:
         available.gpus.cache_clear()
+        available._listed.cache_clear()

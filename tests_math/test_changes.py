@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from membudget import formats
+from membudget import formats, machines
 from membudget.budget import GGUF, Budget, Engine, engine_of
 from membudget.capacity import fits, total_of
-from membudget.changes import Change, nothing_helps, suggest, users_text
+from membudget.changes import Change, applied, nothing_helps, suggest, users_text
 from membudget.machines import Machine
 from membudget.model import Model, build
 
@@ -64,8 +64,9 @@ def test_one_token_instead_of_many(model: Get) -> None:
     """Room for a token of each of three users is a change; one byte less is none, and two users are."""
     room = BF16 + STEP + 3 * TOKEN
     one, none = (budget(model(LLAMA_1B), size, 8192, 3, kv="fp8") for size in (room - 3 * TOKEN // 2, room - 2 * TOKEN))
-    assert [change.values for change in suggest(one)] == [{"ctx": 1}, {"format": "fp8"}]
-    assert [change.values for change in suggest(none)] == [{"format": "fp8"}]
+    small_step: dict[str, Any] = {"max_num_batched_tokens": 512}
+    assert [change.values for change in suggest(one)] == [{"ctx": 1}, small_step, {"format": "fp8"}]
+    assert [change.values for change in suggest(none)] == [small_step, {"format": "fp8"}]
 
 
 @pytest.mark.parametrize(
@@ -108,22 +109,19 @@ def test_every_change_fits_and_nothing_means_nothing(id: str, memory: int, engin
         return
     changes = suggest(short)
     for change in changes:
-        values: dict[str, Any] = dict(change.values)
-        if "format" in values:
-            values["format"] = formats.get(values["format"])
-        assert fits(short._replace(**values)), change
+        assert fits(applied(short, change)), change
         assert ("for llama.cpp" in change.text) == (engine != "llama_cpp" and change.values.get("format") in GGUF)
     if changes or engine == "transformers":
         return
     for name in formats.names():
-        least = short._replace(users=1, ctx=1, format=formats.get(name))
+        least = short._replace(users=1, ctx=1, format=formats.get(name), engine=Engine(engine, 512))
         try:
             least.format.weigh(least.model)
         except formats.FormatError:
             continue
         cache = "q8_0" if engine == "llama_cpp" else "fp8"
         assert not fits(least._replace(kv_cache_dtype=cache)), name
-    assert "not even 1 user with 1 token with iq1_s weights" in nothing_helps(short)
+    assert "iq1_s weights" in nothing_helps(short)
 
 
 def test_an_fp8_cache_with_fewer_users(model: Get) -> None:
@@ -165,7 +163,7 @@ def test_never_more_users_than_asked_for(model: Get) -> None:
 
 def test_nothing_helps(model: Get) -> None:
     """Where not even one token of the smallest weights fits, there is no change."""
-    assert suggest(budget(model(LLAMA_1B), 2**29, 8192, 4)) == []
+    assert suggest(budget(model(LLAMA_1B), 2**28, 8192, 4)) == []
 
 
 def test_a_published_format_stays_what_it_is(model: Get) -> None:
@@ -192,8 +190,7 @@ def test_formats_that_cannot_be_split_are_passed_over(memory: int, model: Get) -
     for change in suggest(short):
         form = str(change.values.get("format", "bf16"))
         assert form in ("bf16", "fp8", "awq")
-        kv = str(change.values.get("kv_cache_dtype", "bf16"))
-        assert fits(short._replace(format=formats.get(form), kv_cache_dtype=kv))
+        assert fits(applied(short, change))
 
 
 def test_formats_that_do_not_apply_are_passed_over() -> None:
@@ -212,3 +209,49 @@ def test_formats_that_do_not_apply_are_passed_over() -> None:
     (change,) = suggest(vast._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1)))
     assert change.values == {"users": 1, "format": "q4_k_m"}
     assert change.text == "q4_k_m weights (GGUF, for llama.cpp) and 1 user together"
+
+
+@pytest.mark.parametrize("model_id", [LLAMA_1B, "google/gemma-3-27b-it"])
+@pytest.mark.parametrize("share", [None, 0.3, 0.9])
+@pytest.mark.parametrize("memory", [2, 8, 24])
+def test_no_setting_of_the_engine_is_forgotten(model_id: str, share: float | None, memory: int, model: Get) -> None:
+    """Eager attention, every logit, a large step and a small share: each change fits, and none only where none does."""
+    engine = Engine("vllm", 8192, "eager", "every", share)
+    short = budget(model(model_id), memory * 2**30, 8192, 4, engine=engine)
+    changes = suggest(short)
+    for change in changes:
+        assert fits(applied(short, change)), change
+    if changes or fits(short):
+        return
+    for name in formats.names():
+        light = Engine("vllm", 512, gpu_memory_utilization=None if share is None else 0.95)
+        least = short._replace(users=1, ctx=1, format=formats.get(name), kv_cache_dtype="fp8", engine=light)
+        try:
+            least.format.weigh(least.model)
+        except formats.FormatError:
+            continue
+        assert not fits(least), name
+    assert "sdpa attention instead of eager and logits of the last position" in nothing_helps(short)
+
+
+def test_a_larger_share_is_a_change(model: Get) -> None:
+    """Half of the machine is not enough: the smallest hundredth that is, which frees nothing and comes first."""
+    needs = BF16 + STEP + 4 * 8192 * TOKEN
+    total = needs * 100 // 61 + 1
+    short = budget(model(LLAMA_1B), total, 8192, 4, engine=Engine(gpu_memory_utilization=0.5))
+    first, *others = suggest(short)
+    share = float(first.values["gpu_memory_utilization"])
+    assert (first.text, first.frees) == (f"gpu_memory_utilization {share} instead of 0.5", 0)
+    assert int(total * share) >= needs > int(total * (share - 0.01))
+    assert others
+
+
+def test_a_spark_is_not_asked_for_more_than_an_idle_one_gives(model: Get) -> None:
+    """70 users of 8,192 tokens take 0.72; for 90 the arithmetic has 0.89, and what is suggested stops at 0.83."""
+    spark = machines.get("dgx-spark")
+    many = Budget("b", model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), "bf16", 8192, 70, spark,
+                  Engine(gpu_memory_utilization=0.5))  # fmt: skip
+    assert suggest(many)[0].values == {"gpu_memory_utilization": 0.72}
+    more = many._replace(users=90)
+    assert not [change for change in suggest(more) if "gpu_memory_utilization" in change.values]
+    assert fits(more._replace(engine=Engine(gpu_memory_utilization=0.91)))

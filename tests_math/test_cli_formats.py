@@ -137,7 +137,7 @@ def test_the_first_that_fits_as_a_plan(run: Run, ask: Ask) -> None:
 
 def test_a_gguf_mix_for_another_engine_is_noted(ask: Ask) -> None:
     """vLLM has no GGUF since it left its tree: the plan says who reads the file."""
-    for engine, noted in (("vllm", True), ("transformers", True), ("llama_cpp", False)):
+    for engine, noted in (("vllm", True), ("llama_cpp", False)):
         _, plan = ask("plan", LLAMA, "--machine", "rtx-4090", "--format", "q4_k_m", "--engine", engine)
         assert any("is GGUF: llama.cpp reads it" in note for note in plan["notes"]) == noted
     _, plan = ask("plan", LLAMA, "--machine", "rtx-4090", "--format", "fp8")
@@ -153,3 +153,13 @@ def test_a_mac_is_llama_cpps(ask: Ask) -> None:
     assert "fp8" in by_name(document)
     _, plan = ask("plan", LLAMA, "--machine", "apple-m1-max-32gb")
     assert any("vLLM has no Metal, as apple-m1-max-32gb needs" in note for note in plan["notes"])
+
+
+def test_transformers_holds_no_gguf(ask: Ask, run: Run) -> None:
+    """It unpacks GGUF into 16 bits: a plan is refused with what to plan, and no mix is a row for it."""
+    code, _, error = run("plan", LLAMA, "--machine", "rtx-4090", "--format", "q4_k_m", "--engine", "transformers")
+    assert code == 2
+    assert "transformers unpacks into 16 bits when it loads: plan it as bf16" in error
+    _, document = ask("formats", LLAMA, "--machine", "rtx-4090", "--engine", "transformers")
+    assert "q4_k_m" not in by_name(document)
+    assert "unpacks" in document["refused"]["q4_k_m"]

@@ -131,7 +131,8 @@ def test_nothing_helps_where_the_model_is_too_large(model: Get) -> None:
     ledger = predict(spark(model("meta-llama/Llama-3.1-70B"), 0.9, machine=box, overhead={}))
     assert ledger.changes == []
     # 1 GiB less 0.5 GiB are half of it
-    assert "1 user with 1 token with gpu_memory_utilization 0.5 and iq1_s weights (GGUF, for llama" in ledger.verdict
+    assert "1 user with 1 token with gpu_memory_utilization 0.5 instead of 0.9 and " in ledger.verdict
+    assert " and iq1_s weights (GGUF, for llama.cpp) fits box" in ledger.verdict
     assert "claims 921.60 MiB of 1.00 GiB and leaves 102.40 MiB of the operating system's 512.00 MiB" in ledger.verdict
 
 

@@ -44,7 +44,8 @@ def run(args: Arguments) -> Result:
     traps = [check(found) for check in (*TRAPS, *SETTINGS)]
     here = tiers(found)
     dangers = [trap for trap in traps if trap.state == "danger" and trap.name not in ignored]
-    first = _first(dangers, here)
+    hidden = [trap.name for trap in traps if trap.state == "unknown" and trap.name not in ignored]
+    first = _first(dangers, here, hidden)
     document = {
         **found.as_json(),
         "tiers": [tier.as_json() for tier in here],
@@ -56,11 +57,13 @@ def run(args: Arguments) -> Result:
     return Result(1 if dangers else 0, document, lambda: _text(found, here, traps, ignored, first))
 
 
-def _first(dangers: list[Trap], here: list[Tier]) -> str:
-    """What matters most, in one sentence."""
+def _first(dangers: list[Trap], here: list[Tier], hidden: list[str]) -> str:
+    """What matters most, in one sentence; what could not be read is no all-clear."""
     if dangers:
         more = f" ({len(dangers) - 1} more below it)" if len(dangers) > 1 else ""
         return f"{dangers[0].name}{more}: {dangers[0].fix}"
+    if hidden:
+        return f"no danger is seen, and this could not be read: {', '.join(hidden)}"
     closed = [tier for tier in here if tier.why and tier.fix]
     if closed:
         return f"nothing endangers a run here; `{closed[0].fix}` opens {closed[0].name}"

@@ -8,6 +8,7 @@ refused, with both figures. From --params nothing can be laid out: 0 and 1 are t
 from __future__ import annotations
 
 from membudget import machines
+from membudget.budget import is_gguf
 from membudget.commands import Result
 from membudget.commands.common import (
     InputError,
@@ -19,7 +20,6 @@ from membudget.commands.common import (
     named_format,
     short_repr,
 )
-from membudget.commands.plan import is_gguf
 from membudget.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
 TYPE_CHECKING = False

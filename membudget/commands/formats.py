@@ -8,7 +8,7 @@ Exit code 0: at least one format fits, or no machine is named; 1: none does.
 from __future__ import annotations
 
 from membudget import formats
-from membudget.budget import ENGINES, engine_of, unfiled
+from membudget.budget import ENGINES, engine_of, is_gguf, not_read, unfiled
 from membudget.commands import Result
 from membudget.commands.common import InputError, choose_cache, context, count, find_model, model_argument
 from membudget.formats import kv
@@ -72,7 +72,7 @@ def run(args: Arguments) -> Result:
 
 
 def _of_model(args: Arguments) -> Result:
-    from membudget.commands.plan import is_gguf, plain_context
+    from membudget.commands.plan import plain_context
     from membudget.ledger import MAX_CTX, MAX_USERS
 
     if args.machine is None:
@@ -123,6 +123,8 @@ def _plan(
     [(many, machine)] = find_many([args.machine], args.machines)
     if args.engine is None and engine_name == "vllm" and machine.platform == "metal":
         raise formats.FormatError("vLLM has no Metal; llama.cpp reads GGUF (--engine plans for any other)")
+    if why := not_read(engine_name, form):
+        raise formats.FormatError(why)
     try:
         budget = unfiled(model, form, cache, ctx, users, machine, engine_of(engine_name), many)
     except ValueError as error:

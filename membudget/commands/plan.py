@@ -13,6 +13,7 @@ from membudget.budget import (
     ENGINES,
     Engine,
     engine_of,
+    is_gguf,
     parallel_sizes,
     unfiled,
 )
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from membudget.budget import Budget
     from membudget.commands.arguments import Arguments, Declares
-    from membudget.formats import Format
     from membudget.locate import Located
     from membudget.machines import Machine
     from membudget.model import Model
@@ -230,12 +230,6 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     for ledger in ledgers:
         notes += _memory_notes(ledger)
     return notes
-
-
-def is_gguf(form: Format) -> bool:
-    """Whether weights are a GGUF mix, or lie in a GGUF file."""
-    kind = form.key[0] if isinstance(form.key, tuple) else ""
-    return kind == "gguf" or getattr(getattr(form, "checkpoint", None), "kind", "") == "gguf"
 
 
 def _memory_notes(ledger: Ledger) -> list[str]:

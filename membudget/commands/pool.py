@@ -129,6 +129,12 @@ def run(args: Arguments) -> Result:
     return Result(0 if pool.starts else 1, document, lambda: _text(model, pool, rest, notes))
 
 
+class NoPool(ValueError):
+    """vLLM would not start: says why, and what would help."""
+
+    exit_code = 1  # of the command line: no
+
+
 def _budget(args: Arguments, model: Model, form: Format, machine: Machine, batched: int) -> Budget:
     """One user's one token: what is beside the pool does not depend on them."""
     given = args.gpu_memory_utilization
@@ -169,7 +175,11 @@ def _left(budget: Budget, version: str) -> Identity:
     )
     found = found._replace(parts=parts)
     if not found.predicted or found.predicted <= 0:
-        raise InputError("--machine: nothing is left for the pool:\n" + "\n".join(found.lines()))
+        raise NoPool(
+            "nothing is left for the pool, so vLLM refuses to start: a smaller --format, fewer "
+            "--max-num-batched-tokens, a larger machine, or several of them (`membudget fleet`, `membudget formats`):\n"
+            + "\n".join(found.lines())
+        )
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from membudget.available import Here
 from membudget.detect import DetectError, detect
-from membudget.doctor.source import Source
+from membudget.doctor.source import Held, Source
 from membudget.engines.vllm.oracle import ENV as VLLM
 from membudget.machines import SPARK_GPU, Machine
 from membudget.probe.readings import Reading, Unknown
@@ -30,6 +30,7 @@ class Look(NamedTuple):
     machine: None where nothing says how much memory there is; then `why` says what was tried.
     meminfo: /proc/meminfo; empty where there is none.
     cuda_free: what the driver calls free, where it is known: on unified memory the kernel's MemFree.
+    held: what each process holds on the device.
     trouble: why an NVIDIA driver that is here says nothing; None where it answers, and where there is none.
     """
 
@@ -45,6 +46,7 @@ class Look(NamedTuple):
     meminfo: dict[str, int]
     available: Reading
     cuda_free: Reading
+    held: list[Held] | Unknown
     trouble: str | None = None
 
     @property
@@ -127,6 +129,7 @@ def look(source: Source) -> Look:
     smi = source.run(["nvidia-smi"]) or ""
     names = source.run(["nvidia-smi", "-L"]) or ""
     gpus = tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", names, re.MULTILINE))
+    held = source.held()
     no_driver: Text = Unknown(source.driver_trouble() or "no nvidia-smi answers here")
     meminfo = source.meminfo()
     return Look(
@@ -142,6 +145,7 @@ def look(source: Source) -> Look:
         meminfo,
         source.available(),
         _cuda_free(source, machine, meminfo),
+        held,
         source.driver_trouble() or (why if why.startswith("nvidia-smi") else None),
     )
 

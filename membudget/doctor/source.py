@@ -161,13 +161,15 @@ class Source(System):
         query = "--query-compute-apps=pid,process_name,used_gpu_memory"
         text = self.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
         if text is None:
-            return Unknown("no NVIDIA driver answers (pynvml, nvidia-smi)")
+            why = self.troubles.get("nvidia-smi")
+            return Unknown(f"nvidia-smi gives {why}" if why else "no NVIDIA driver answers (pynvml, nvidia-smi)")
         found = []
-        for line in text.splitlines():
+        for line in filter(str.strip, text.split("\n")):
             pid, _, rest = line.partition(",")
-            name, _, size = rest.rpartition(",")
-            if pid.strip().isdecimal():
-                found.append(Held(int(pid), base(name.strip()), number(size.strip(), MIB)))
+            name, comma, size = rest.rpartition(",")
+            if not comma or not re.fullmatch(r"[0-9]{1,10}", pid.strip()):
+                return Unknown(f"nvidia-smi's list of processes cannot be read: {line!r:.60}")
+            found.append(Held(int(pid.strip()), base(name.strip()), number(size.strip(), MIB)))
         return found
 
     def _nvml(self) -> list[Held] | None:

@@ -51,6 +51,8 @@ def tiers(look: Look) -> list[Tier]:
 
 
 def _marker(look: Look, name: str) -> tuple[str, str]:
+    if look.trouble and name in ("cuda", "spark"):
+        return f"needs an NVIDIA GPU; whether one is here is not known: {look.trouble.partition(': whether')[0]}", ""
     why = missing(name, look.here)
     if why is None:
         return "", ""

@@ -123,13 +123,14 @@ def thrashing(look: Look) -> Trap:
 
 def engines(look: Look) -> Trap:
     """Another process holds device memory, or an engine runs."""
-    held, running = look.source.held(), look.source.processes()
+    held, running = look.held, look.source.processes()
     others = [item for item in held if not _small(item)] if not isinstance(held, Unknown) else []
     seen = {item.pid for item in others}
     started = [item for item in running if item.engine and item.pid not in seen] if isinstance(running, list) else []
     if not others and not started:
-        if isinstance(held, Unknown) and isinstance(running, Unknown):
-            return Trap("engines", "unknown", f"{held.reason}; {running.reason}")
+        if isinstance(held, Unknown) and (look.gpus or look.trouble or isinstance(running, Unknown)):
+            more = f"; {running.reason}" if isinstance(running, Unknown) else "; no engine's process is seen"
+            return Trap("engines", "unknown", f"who holds device memory is not known: {held.reason}{more}")
         return Trap("engines", "clear", "no other process holds device memory, no engine runs")
     told = [_holds(item, running) for item in others]
     told += [f"{item.engine} runs (pid {item.pid}); how much it holds on the device is not known" for item in started]

@@ -8,8 +8,9 @@ sums, minima and maxima of `membudget.ledger`.
 from __future__ import annotations
 
 from membudget import __version__, formats
-from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF
+from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF, is_gguf
 from membudget.capacity import MAX_CTX, MAX_USERS
+from membudget.changes import SMALL_STEP, most_share
 from membudget.engines import activations, llama_cpp
 from membudget.formats import kv
 from membudget.records import NamedTuple
@@ -69,6 +70,7 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
         "overhead": DEFAULT_OVERHEAD,
         "engines": {name: kind._asdict() for name, kind in ENGINES.items()},
         "gguf": GGUF,
+        "small_step": SMALL_STEP,
         "cells": llama_cpp.PAD,
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},
         "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS},
@@ -117,7 +119,8 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
     except formats.FormatError as error:
         return {"error": str(error)}
     width = 4 if form.name == "fp32" else 2
-    return {"name": form.name, "bytes": weights.total, "active": weights.active, "width": width}
+    found = {"name": form.name, "bytes": weights.total, "active": weights.active, "width": width}
+    return {**found, "gguf": is_gguf(form)}
 
 
 def _cache(name: str, model: Model) -> dict[str, Any]:
@@ -145,6 +148,7 @@ def _machine(machine: Machine) -> dict[str, Any]:
         "reported": machine.memory,
         "nominal": machine.nominal,
         "unified": machine.unified,
+        "most_share": most_share(machine),
         "os_reserve": machine.os_reserve,
         "cuda_total": machine.cuda_total,
         "bandwidth": machine.bandwidth,

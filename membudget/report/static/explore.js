@@ -87,7 +87,7 @@
       at(id).value = [kept, own, ...Object.keys(table)].find((name) => table[name] && !table[name].error);
     };
     offer(chosen);
-    fill("format", chosen.formats, chosen.format);
+    fill("format", weightsOf(chosen), chosen.format);
     fill("kv", caches(chosen), chosen.kv_cache_dtype);
     slider.ctx = stops(256, Math.max(chosen.max_ctx || 131072, 1024));
     at("ctx-aside").textContent = `tokens a user${chosen.max_ctx ? `; the model takes ${group(chosen.max_ctx)}` : ""}`;
@@ -103,6 +103,14 @@
     const cache = chosen.caches[name], own = page.engines[engine].kv;
     if (own && cache.engine && cache.engine !== own && name !== chosen.kv_cache_dtype) return `${cache.engine} has it, ${own} has not`;
     return Ledger.cacheError({ model: chosen, engine }, name);
+  }
+
+  /** A model's formats; transformers unpacks GGUF, so that none of its mixes is what would be held. */
+  function weightsOf(chosen) {
+    if (at("engine").value !== "transformers") return chosen.formats;
+    return Object.fromEntries(Object.entries(chosen.formats).map(([name, form]) => [
+      name, form.gguf && name !== chosen.format ? { ...form, error: "transformers unpacks GGUF into 16 bits" } : form,
+    ]));
   }
 
   /** A model's cache dtypes; those of another engine cannot be chosen. */

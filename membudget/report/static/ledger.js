@@ -167,6 +167,56 @@ const Ledger = (() => {
     return suggest(smaller).map((change) => `${text} with ${change}`);
   }
 
+  /** The most that the engine may be given, where that is more than it is; null for none. */
+  function largestShare(plan) {
+    if (plan.share === null) return null;
+    const top = plan.machine.most_share, most = reserve(plan) ? Math.min(shareThatLeaves(plan) || 0, top) : top;
+    return most > plan.share ? most : null;
+  }
+
+  const SETTINGS = ["share", "attention", "logits", "batched"];
+
+  /** Every setting of the engine at its lightest. */
+  function lightest(plan) {
+    const step = plan.engine === "transformers" ? plan.batched : least(plan.batched, big(plan.page.small_step));
+    return { ...plan, share: largestShare(plan) || plan.share, attention: "sdpa", logits: "last", batched: step };
+  }
+
+  const sameEngine = (plan, other) => SETTINGS.every((name) => plan[name] === other[name]);
+
+  function engineText(plan, other) {
+    const step = plan.engine === "llama_cpp" ? "n_ubatch" : "max_num_batched_tokens", parts = [];
+    if (other.share !== plan.share) parts.push(`gpu_memory_utilization ${real(other.share)} instead of ${real(plan.share)}`);
+    if (other.attention !== plan.attention) parts.push(`${other.attention} attention instead of ${plan.attention}`);
+    if (other.logits !== plan.logits) parts.push("logits of the last position instead of every");
+    if (other.batched !== plan.batched) parts.push(`${step} ${group(other.batched)} instead of ${group(plan.batched)}`);
+    return parts.join(" and ");
+  }
+
+  const takes = (plan) => total(plan, plan.ctx, plan.users);
+
+  function lighterEngines(plan) {
+    const found = [], most = largestShare(plan);
+    if (most !== null && fits({ ...plan, share: most })) {
+      let low = Math.trunc(plan.share * 100), high = Math.round(most * 100);
+      while (high - low > 1) {
+        const middle = Math.floor((low + high) / 2);
+        if (fits({ ...plan, share: middle / 100 })) high = middle; else low = middle;
+      }
+      found.push({ ...plan, share: high / 100 });
+    }
+    const light = lightest(plan);
+    for (const name of SETTINGS.slice(1)) if (light[name] !== plan[name]) found.push({ ...plan, [name]: light[name] });
+    return found.filter(fits).map((other) => [engineText(plan, other), takes(plan) - takes(other)]);
+  }
+
+  function withLightestEngine(plan) {
+    const light = lightest(plan);
+    if (sameEngine(plan, light)) return [];
+    const text = engineText(plan, light);
+    return fits(light) ? [text] : suggest(light).map((more) => `${text} with ${more}`);
+  }
+
   function suggest(plan) {
     if (missing(plan) < 0n) return withSmallerShare(plan);
     const found = [];
@@ -185,9 +235,10 @@ const Ledger = (() => {
     }
     const kind = plan.page.engines[plan.engine];
     found.push(...lighter(plan, kind.smaller));
+    found.push(...lighterEngines(plan));
     if (found.length) return found.sort((a, b) => (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : 0)).map(([text]) => text);
     const single = () => lighter(plan, kind.smallest).map(([text]) => text);
-    return [() => together(plan, kind.smaller), single, () => together(plan, kind.smallest)]
+    return [() => together(plan, kind.smaller), single, () => together(plan, kind.smallest), () => withLightestEngine(plan)]
       .reduce((kept, next) => (kept.length ? kept : next()), []);
   }
 
@@ -231,11 +282,12 @@ const Ledger = (() => {
   }
 
   function nothingHelps(plan) {
-    const kind = plan.page.engines[plan.engine];
-    const ways = [plan, ...smallerOf(plan, [...kind.smaller, ...kind.smallest])], last = ways[ways.length - 1], small = withSmallCache(last);
-    const share = missing(plan) < 0n ? shareThatLeaves(plan) : null;
-    const parts = share === null ? [] : [`gpu_memory_utilization ${real(share)}`];
-    if (last !== plan) parts.push(weightsText(last));
+    const kind = plan.page.engines[plan.engine], share = missing(plan) < 0n ? shareThatLeaves(plan) : null;
+    const light = lightest(share === null ? plan : { ...plan, share });
+    const ways = [light, ...smallerOf(light, [...kind.smaller, ...kind.smallest])], last = ways[ways.length - 1];
+    const parts = sameEngine(plan, light) ? [] : [engineText(plan, light)];
+    if (last.format !== plan.format) parts.push(weightsText(last));
+    const small = withSmallCache(last);
     if (small !== last) parts.push(cacheText(small));
     const changed = parts.length ? ` with ${parts.join(" and ")}` : "";
     return `nothing that membudget knows helps: not even 1 user with 1 token${changed}`;
