@@ -350,7 +350,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
                 raise NoBudgets(f"{path}: a budget is a .yaml file, or pass a folder of them")
             yield path
         else:
-            raise NoBudgets(f"{path}: no such file or folder")
+            raise NoBudgets(f"{path}: no such file or folder; `membudget init` writes a first budget")
 
 
 def _within(folder: str) -> list[str]:

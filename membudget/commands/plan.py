@@ -229,7 +229,7 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
         notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")
     for ledger in ledgers:
         notes += _memory_notes(ledger)
-    return notes
+    return notes + _pool_note(ledgers[0])
 
 
 def _memory_notes(ledger: Ledger) -> list[str]:
@@ -246,6 +246,18 @@ def _memory_notes(ledger: Ledger) -> list[str]:
         notes.append(f"{machine.name}: {_share_note(ledger)}")
     notes += available_now(machine, budget.os_bytes)
     return notes
+
+
+def _pool_note(ledger: Ledger) -> list[str]:
+    """Where vLLM's blocks hold other bytes than the tokens in them: windows, states, pages that are padded."""
+    budget = ledger.budget
+    kinds = {spec.kind for spec in budget.model.caches} | {"state" for spec in budget.model.caches if spec.states}
+    if budget.engine.name != "vllm" or not kinds & {"sliding", "chunked", "state"}:
+        return []
+    return [
+        "what vLLM's blocks hold of windows and recurrent states is more than the tokens in them, so fewer users may "
+        f"start than fit here: `membudget pool {budget.model.name} --machine {budget.machine.name}` has its own figures"
+    ]
 
 
 def _share_note(ledger: Ledger) -> str:

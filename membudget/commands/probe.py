@@ -41,6 +41,7 @@ def run(args: Arguments) -> Result:
     if not args.paths:
         return _look()
     from membudget.budget_file import NoBudgets, Sources, load
+    from membudget.probe import host
     from membudget.probe.measure import Settings, device_of, measure, outlook
     from membudget.probe.plan import CannotMeasure, plan
     from membudget.probe.progress import Progress
@@ -67,11 +68,13 @@ def run(args: Arguments) -> Result:
         except CannotMeasure as error:
             reasons.append(f"{budget.id}: {error}")
             continue
-        if floor is not None and floor < LEAST_UNIFIED and made.device != "cpu" and budget.machine.unified:
+        shared = (made.device != "cpu" and budget.machine.unified) or host.shares_memory()
+        if floor is not None and floor < LEAST_UNIFIED and shared:
+            where = "here" if host.shares_memory() else f"on {budget.machine.name}"
             raise InputError(
                 f"--floor: {short_repr(args.floor)} is refused; allowed is {gib(LEAST_UNIFIED)} or more where CPU and "
-                f"GPU share the memory, as on {budget.machine.name}: what is available was seen to fall by 3.5 GiB a "
-                "second, and a host that runs out hangs. Leave --floor out for 12 GiB"
+                f"GPU share the memory, as {where}: what is available was seen to fall by 3.5 GiB a second, and a host "
+                "that runs out hangs. Leave --floor out for 12 GiB"
             )
         if args.dry_run:
             starts, now = outlook(made, settings)

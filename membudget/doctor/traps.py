@@ -28,7 +28,7 @@ GUARDS = ("earlyoom", "nohang")
 #: earlyoom 1.8 takes percentages of MemAvailable + AnonPages, which CUDA's pages are not in; bytes mean what they say.
 #: 6 and 4 GiB, under the 12 that a measurement keeps free; -s 100: also with swap.  Debian's /etc/default/earlyoom.
 _EARLYOOM = (
-    'in /etc/default/earlyoom EARLYOOM_ARGS="-M 6291456,4194304 -s 100 --prefer VLLM"; '
+    "echo 'EARLYOOM_ARGS=\"-M 6291456,4194304 -s 100 --prefer VLLM\"' | sudo tee /etc/default/earlyoom && "
     "sudo systemctl enable earlyoom && sudo systemctl restart earlyoom"
 )
 #: Below this nothing is said of what a process holds.
@@ -115,6 +115,8 @@ def thrashing(look: Look) -> Trap:
         share = float(words[0])
     except (IndexError, ValueError):
         return Trap("thrashing", "unknown", "no /proc/pressure/memory")
+    if not 0 <= share <= 100:
+        return Trap("thrashing", "unknown", "/proc/pressure/memory says no share of the time")
     told = f"in the last 10 s some task waited for memory {share:g}% of the time (PSI)"
     if share < WAITING:
         return Trap("thrashing", "clear", told)
@@ -136,7 +138,18 @@ def engines(look: Look) -> Trap:
     told += [f"{item.engine} runs (pid {item.pid}); how much it holds on the device is not known" for item in started]
     size = sum(item.size for item in others if not isinstance(item.size, Unknown))
     danger = size > GIB or any(isinstance(item.size, Unknown) for item in others) or bool(started and look.gpus)
-    ending = [item.pid for item in others if item.name not in DESKTOP]
+    alive = {item.pid for item in running} if isinstance(running, list) else None
+    # the first process is the system, and one that is not there is a driver's mistake
+    ending = [
+        item.pid
+        for item in others
+        if item.name not in DESKTOP and item.pid > 1 and (alive is None or item.pid in alive)
+    ]
+    hidden = [str(item.pid) for item in others if item.name not in DESKTOP and item.pid not in ending]
+    if hidden and not ending and not started:
+        whose = f"the driver's pid {', '.join(hidden)} is not seen here: another container's or user's"
+        fix = f"stop what holds it ({whose}), then wait until MemAvailable is back"
+        return Trap("engines", "danger" if danger else "note", "; ".join(told), fix)
     if not ending and not started:  # the screen: `desktop` says how to end it without losing work to a kill
         end = "nothing to stop for this; without a screen: sudo systemctl isolate multi-user.target"
         return Trap("engines", "danger" if danger else "note", "; ".join(told), end)
@@ -182,7 +195,7 @@ def guard(look: Look) -> Trap:
     text = "no earlyoom runs: when memory ends the host can hang until its power is cut, without an OOM kill"
     if any(name.startswith("systemd-oomd") for name in names):
         text = "systemd-oomd runs, but it goes by cgroups, and those do not see what CUDA holds; earlyoom does not run"
-    return Trap("guard", "note", text, f"sudo apt install earlyoom; {_EARLYOOM}")
+    return Trap("guard", "note", text, f"sudo apt install earlyoom && {_EARLYOOM}")
 
 
 def _thresholds(look: Look, running: list[Process]) -> Trap | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from membudget import asking
 from membudget.budget import Budget
 from membudget.machines import Machine
-from membudget.probe import guard, lock, system
+from membudget.probe import guard, host, lock, system
 from membudget.probe.comparison import Comparison
 from membudget.probe.edge import informed
 from membudget.probe.plan import PROCESS, Plan
@@ -55,8 +55,9 @@ def device_of(machine: Machine) -> str:
 def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
     """What a process of this plan may do."""
     settings, machine = settings or Settings(), plan.budget.machine
-    # The CPU is this machine's own memory, but no driver hangs when it runs out.
-    floor = guard.default_floor(machine.unified and plan.device != "cpu") if settings.floor is None else settings.floor
+    # The CPU is this machine's own memory, and but for a Spark no driver hangs when it runs out.
+    shared = (machine.unified and plan.device != "cpu") or host.shares_memory()
+    floor = guard.default_floor(shared) if settings.floor is None else settings.floor
     seconds = SECONDS_CPU if plan.device == "cpu" else SECONDS
     return guard.Limits(plan.peak + PROCESS, floor, floor, seconds, process=PROCESS)
 
@@ -67,6 +68,8 @@ def refused(plan: Plan, settings: Settings | None = None) -> str | None:
     A plan that was not traced is held to an upper bound: the trace that is made first may say less.
     """
     settings = settings or Settings()
+    if why := host.thrashing():
+        return why
     if plan.device == "cuda" and not plan.budget.machine.unified:
         return _refused_on_card(plan)
     return because(guard.refusal(limits(plan, settings), settings.available()), plan.peak_why)

@@ -27,7 +27,7 @@ from membudget.engines.vllm.result import PoolError, PoolRequest
 from membudget.engines.vllm.versions import DEFAULT
 from membudget.ledger import Ledger, predict
 from membudget.printable import printable
-from membudget.probe import guard, lock, system
+from membudget.probe import guard, host, lock, system
 from membudget.probe.comparison import Comparison, Row, judged
 from membudget.probe.measure import free_on_card
 from membudget.schema import measure_defaults
@@ -223,6 +223,8 @@ def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
 def refused(made: Serving, available: Callable[[], int | None] = system.available) -> str | None:
     """Why this must not start now, with both numbers; None where it may."""
     machine = made.budget.machine
+    if why := host.thrashing():
+        return why
     if machine.platform == "cuda" and not machine.unified:
         free = free_on_card()
         if free is None:
@@ -230,7 +232,7 @@ def refused(made: Serving, available: Callable[[], int | None] = system.availabl
         if made.claim > free:
             return f"needs {short(made.claim)} ({made.why}), {short(free)} is free on the card"
     reason = guard.refusal(limits(made), available())
-    return f"{reason}; the peak is {made.why}" if reason else None
+    return f"{reason}; the peak is {_claim_here(made)[1]}" if reason else None
 
 
 def outlook(made: Serving) -> tuple[bool, str]:
@@ -248,12 +250,21 @@ def outlook(made: Serving) -> tuple[bool, str]:
     return True, f"it would start: {room}"
 
 
+def _claim_here(made: Serving) -> tuple[int, str]:
+    """The claim on this host: vLLM takes its share of the memory that there is, not of what a file says there is."""
+    share, there = made.budget.engine.gpu_memory_utilization, host.total()
+    fixed = "kv_cache_memory_bytes" in made.budget.engine.options
+    if share is None or there is None or fixed or not host.shares_memory() or int(there * share) <= made.claim:
+        return made.claim, made.why
+    return int(there * share), f"gpu_memory_utilization {share} of the {both(there)} that this machine has"
+
+
 def limits(made: Serving) -> guard.Limits:
     """What the server's process group may do.  A card's own memory is not the host's: vLLM checks that itself."""
     machine = made.budget.machine
     cpu = machine.platform == "cpu"
-    floor = guard.default_floor(machine.unified and not cpu)
-    peak = made.claim if machine.unified or cpu else CPU_PROCESSES
+    floor = guard.default_floor((machine.unified and not cpu) or host.shares_memory())
+    peak = _claim_here(made)[0] if machine.unified or cpu else CPU_PROCESSES
     return guard.Limits(peak, floor, floor, SECONDS_CPU if cpu else SECONDS)
 
 

@@ -24,7 +24,7 @@ def bars(told: Told, rows: bool = True) -> str:
     if not predicted and not measured:
         return ""
     shown = [("predicted", predicted)] if predicted else []
-    if rows and measured:
+    if measured and (rows or not shown):
         shown.append(("measured", measured))
     most = max(sum(_filled(sums, predicted).values()) for _, sums in shown)
     scale = max(most, told.capacity or 0) or 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from membudget.engines.vllm.identity import kept_free
 from membudget.engines.vllm.pool import plan_pool
 from membudget.engines.vllm.record import EngineLog, Figure
 from membudget.engines.vllm.result import Pool, PoolError, PoolRequest
@@ -271,16 +272,18 @@ def options(log: EngineLog, compared: Compared) -> list[Option]:
 def _more_bytes(log: EngineLog, memory: Figure) -> list[tuple[str, int]]:
     """Settings that leave more bytes to the pool, by the log's own figures."""
     out: list[tuple[str, int]] = []
-    full = log.value("suggested_kv_full")
-    if full is not None and full > memory.number:
-        out.append((f"--kv-cache-memory={full} (all free memory, by vLLM's own suggestion)", int(full) - memory.number))
     total, free, util = log.value("total_memory"), log.value("free_memory"), log.utilization
+    kept = kept_free(int(total)) if total else 0
+    full = log.value("suggested_kv_full")
+    if full is not None and full > memory.number and not kept:
+        out.append((f"--kv-cache-memory={full} (all free memory, by vLLM's own suggestion)", int(full) - memory.number))
     asked = log.value("requested_memory")
-    if full is None and total and free and util is not None and free <= total:
-        most = int(free / total * 100) / 100
+    if (full is None or kept) and total and free and util is not None and free <= total:
+        most = int(max(free - kept, 0) / total * 100) / 100
         if most > float(util.value):
             more = round(total * most) - (asked if asked is not None else round(total * float(util.value)))
-            out.append((f"--gpu-memory-utilization {most:.2f} (all that was free at start)", more))
+            rest = f" but for {gib(kept, 0)} that the system needs" if kept else ""
+            out.append((f"--gpu-memory-utilization {most:.2f} (all that was free at start{rest})", more))
     graphs = log.value("cudagraph_estimate")
     if graphs and log.setting("enforce_eager") is not True and "utilization_without_graphs" in log.figures:
         out.append(("--enforce-eager (no CUDA graphs, slower decoding)", int(graphs)))

@@ -18,6 +18,18 @@ TOLERANCE = GIB // 50
 SUGGESTION_MARGIN = 150 * MIB
 
 
+#: A device of about this size shares its memory with the system (GB10: 119.6 to 121.7 GiB, Jetson Thor 122.8); no card
+#: with memory of its own has as much and not more.
+_SHARED = (112 * GIB, 126 * GIB)
+#: What must stay free there: a host that runs out hangs (docs/hardware.md).
+_KEPT = 12 * GIB
+
+
+def kept_free(total: int) -> int:
+    """Bytes of a device of so many that no share may claim, by its size: where the system has its memory too."""
+    return _KEPT if _SHARED[0] <= total <= _SHARED[1] else 0
+
+
 class IdentityError(ValueError):
     """Figures that cannot be: a utilization above 1, more free than there is."""
 

@@ -11,16 +11,12 @@ from typing import NamedTuple
 
 from membudget.engines.vllm import verdict as of
 from membudget.engines.vllm.compare import Compared
+from membudget.engines.vllm.identity import kept_free
 from membudget.engines.vllm.pool import PoolError, plan_pool
 from membudget.engines.vllm.record import EngineLog
-from membudget.units import GIB, gib
+from membudget.units import gib
 
 _UTILIZATION = "--gpu-memory-utilization"
-#: A device of about this size shares its memory with the system (GB10: 119.6 to 121.7 GiB, Jetson Thor 122.8); no card
-#: with memory of its own has as much and not more.
-_SHARED = (112 * GIB, 126 * GIB)
-#: What must stay free there: a host that runs out hangs (docs/hardware.md).
-_KEPT = 12 * GIB
 
 
 class Remedy(NamedTuple):
@@ -44,7 +40,7 @@ def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
     free, total, asked = log.get("free_memory"), log.get("total_memory"), log.get("requested_memory")
     if free is None or total is None or free.number > total.number:
         return []
-    kept = _kept(total.number)
+    kept = kept_free(total.number)
     beside = f", and {gib(kept, 0)} of memory that the system shares must stay free" if kept else ""
     found = []
     most = _floor((free.low - kept) / total.high)
@@ -227,7 +223,7 @@ def _most(log: EngineLog) -> float:
     total, free = _device(log), log.get("free_memory")
     if total is None:
         return 1.0
-    kept = _kept(int(total[0]))
+    kept = kept_free(int(total[0]))
     if free is None:
         return _floor(1 - kept / total[0])
     return _floor(min((free.low - kept) / total[1], 1.0))
@@ -242,10 +238,6 @@ def _device(log: EngineLog) -> tuple[float, float] | None:
     if asked is None or util is None or not float(util.value):
         return None
     return asked.low / float(util.value), asked.high / float(util.value)
-
-
-def _kept(total: int) -> int:
-    return _KEPT if _SHARED[0] <= total <= _SHARED[1] else 0
 
 
 def _floor(share: float) -> float:
