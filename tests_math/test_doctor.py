@@ -484,3 +484,45 @@ def test_a_driver_that_does_not_answer(
         assert code == 1
         assert document["first"].startswith("driver")
         assert set(document["machine"]["memory"]) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "nvidia-smi gives no answer within 10 s"),
+        ("\x01\x1f5 garbage\n", "list of processes cannot be read"),
+        ("0\x1f, x, 5\nhello\n", "list of processes cannot be read"),
+    ],
+)
+def test_a_list_of_processes_that_cannot_be_read(answer: str | None, told: str, spark: Machine, ask: Ask) -> None:
+    """It is no empty list: who holds the memory is unknown, and no danger seen is no all-clear."""
+    query = "nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv,noheader,nounits"
+    if answer is None:
+        spark.troubles["nvidia-smi"] = "no answer within 10 s"
+    else:
+        spark.commands[query] = answer
+    spark.device = Source.held(spark)
+    _, document = ask("doctor", "--ignore", "utilization", "--ignore", "driver")
+    found = trap(document, "engines")
+    assert found["state"] == "unknown"
+    assert told in found["text"]
+    assert document["first"].startswith("no danger is seen, and this could not be read: engines")
+
+
+def test_only_what_is_there_is_to_be_stopped(spark: Machine, ask: Ask) -> None:
+    """A driver's pid 1, and one that nobody sees here, are not killed: another container's or user's is said."""
+    spark.device = [Held(1, "systemd", 20 * GIB), Held(99_999_999, "ghost", 30 * GIB)]
+    found = trap(ask("doctor")[1], "engines")
+    assert found["state"] == "danger"
+    assert "kill" not in found["fix"]
+    assert "the driver's pid 1, 99999999 is not seen here" in found["fix"]
+    spark.start(4242, "VLLM::EngineCor", 4 * GIB, "VLLM::EngineCore")
+    spark.device = [*spark.device, Held(4242, "VLLM::EngineCor", 30 * GIB)]
+    assert "stop it (kill 4242, or its service)" in trap(ask("doctor")[1], "engines")["fix"]
+
+
+@pytest.mark.parametrize("share", ["nan", "-5.00", "999.00"])
+def test_a_pressure_that_cannot_be(share: str, spark: Machine, ask: Ask) -> None:
+    """A share of the time is between 0 and 100%."""
+    spark.write("/proc/pressure/memory", f"some avg10={share} avg60=0.00 avg300=0.00 total=0\n")
+    assert trap(ask("doctor")[1], "thrashing")["state"] == "unknown"

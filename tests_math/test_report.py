@@ -307,3 +307,12 @@ def test_fragmentation_as_text() -> None:
     unknown = [Row("fragmentation_static", "fragmentation", None, samples=({**seen[0], "reserved": None},))]
     assert "no caching allocator" in samples.lines(unknown)[0]
     assert samples.lines([]) == []
+
+
+@pytest.mark.parametrize("log", sorted((Path(__file__).parents[1] / "fixtures" / "logs" / "cpu").glob("*.log"))[::4],
+                         ids=lambda path: path.stem)  # fmt: skip
+def test_a_log_is_a_page(log: Path, tmp_path: Path) -> None:
+    """Also of a start that printed nothing of weights, or was refused: measured lines alone."""
+    page = tmp_path / "log.html"
+    assert main(["report", str(log), "-o", str(page)]) in (0, 1)
+    assert "</html>" in page.read_text(encoding="utf-8")

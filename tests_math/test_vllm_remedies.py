@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from membudget.engines.vllm.compare import compare
+from membudget.engines.vllm.compare import compare, options
 from membudget.engines.vllm.log import parse
 from membudget.engines.vllm.remedies import _BY_KIND, Remedy, remedies
 from membudget.engines.vllm.verdict import REFUSALS
@@ -169,3 +169,21 @@ def test_every_refusal_has_a_next_step(text: str, words: list[str]) -> None:
 def test_no_kind_is_left_out() -> None:
     """A refusal that the reader knows is one that has a next step."""
     assert set(_BY_KIND) == set(REFUSALS)
+
+
+def test_more_concurrency_keeps_what_a_spark_needs() -> None:
+    """113.0 of 121.69 GiB were free: (113.0 - 12) / 121.69 is 0.829, and all that vLLM itself proposes is none."""
+    total = 127_600_748 * 1024
+    lines = start(total=total, kv=40 * 2**30)
+    known = "torch_peak=0.0GiB, free_memory=113.0GiB, total_memory=121.69GiB"
+    lines.insert(4, f"INFO 05-04 [a.py:1] worker init memory snapshot: {known}\n")
+    told = more(lines)
+    assert told
+    assert not [text for text in told if "--kv-cache-memory=" in text]
+    assert [text for text in more(start()) if "--kv-cache-memory=" in text]
+
+
+def more(lines: list[str]) -> list[str]:
+    """What would give a started engine more concurrency."""
+    (log,) = parse(lines)
+    return [option.text for option in options(log, compare(log, None))]
