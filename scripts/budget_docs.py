@@ -87,7 +87,7 @@ def test_leaves_room_for_the_reranker(budget):
 
 GB is 10^9 bytes and GiB 2^30. Whatever YAML readers disagree about (`010`, `12:30`, `1e3`,
 `on`, a key written twice) is an error with file and line, as are unknown fields, anchors,
-aliases and tags. All errors of a file are reported together, and a bad file fails as a
+aliases and tags. All errors of fields are reported together, then all of names that are looked up; a bad file fails as a
 test of its own name; the others run.
 
 ## Editors
