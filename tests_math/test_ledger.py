@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from membudget import formats, machines
 from membudget.budget import Budget, Engine
 from membudget.capacity import fits, total_of
+from membudget.changes import applied
 from membudget.ledger import BUCKETS, Ledger, predict
 from membudget.machines import Machine
 from membudget.model import Model, build
@@ -207,10 +208,7 @@ def test_suggested_changes_fit(config: dict[str, Any], ctx: int, users: int, mac
     freed = [change.frees for change in ledger.changes]
     assert freed == sorted(freed)
     for change in ledger.changes:
-        values: dict[str, Any] = dict(change.values)
-        if "format" in values:
-            values["format"] = formats.get(values["format"])
-        assert predict(ledger.budget._replace(**values)).fits
+        assert predict(applied(ledger.budget, change)).fits
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])

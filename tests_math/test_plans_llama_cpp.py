@@ -16,7 +16,7 @@ from membudget import capacity, formats
 from membudget.budget import Budget, engine_of
 from membudget.budget_file import Sources, parse
 from membudget.capacity import fits, kv_growth, kv_request, left_over, max_ctx, max_users
-from membudget.changes import Change, nothing_helps, suggest
+from membudget.changes import Change, applied, nothing_helps, suggest
 from membudget.engines.llama_cpp import CacheCellsError, cache_bytes, cache_parts, slot
 from membudget.formats import FormatError, kv
 from membudget.judge import judge
@@ -242,10 +242,7 @@ def test_changes_are_in_steps_of_cells(model: Get) -> None:
     less = short._replace(machine=Machine("drawn", short.machine.memory - 1, 1, False, 1))
     assert {"ctx": 5376} in [change.values for change in suggest(less)]
     for change in changes:
-        values: dict[str, Any] = dict(change.values)
-        if "format" in values:
-            values["format"] = formats.get(values["format"])
-        assert predict(short._replace(**values)).fits
+        assert predict(applied(short, change)).fits
 
 
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V3.2"])

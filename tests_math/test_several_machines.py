@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from membudget import formats, machines
 from membudget.budget import Budget, Engine
 from membudget.capacity import fits, max_users
+from membudget.changes import applied
 from membudget.cli import main
 from membudget.engines.vllm.cut import RankError
 from membudget.engines.vllm.layouts import allowed, laid_out
@@ -186,10 +186,7 @@ def test_what_is_suggested_fits(name: str, size: tuple[int, int], ctx: int, user
     asked = budget(made(name), "bf16", *size, users=users, ctx=ctx)
     ledger = predict(asked)
     for change in ledger.changes:
-        values: dict[str, Any] = dict(change.values)
-        if "format" in values:
-            values["format"] = formats.get(str(values["format"]))
-        assert fits(asked._replace(**values)), change.text
+        assert fits(applied(asked, change)), change.text
     assert ledger.fits == fits(asked)
 
 

@@ -24,7 +24,7 @@ from membudget.capacity import (
     share_that_leaves,
     takes_the_systems,
 )
-from membudget.changes import Change, suggest
+from membudget.changes import Change, applied, suggest
 from membudget.judge import judge
 from membudget.ledger import predict
 from membudget.machines import Machine
@@ -116,11 +116,7 @@ def test_more_than_the_share_is_too_much(model: Get) -> None:
     assert "gpu_memory_utilization 0.91 with 82 users instead of 200" in texts
     assert max_users(spark(budget.model, 0.91)) == 82
     for change in ledger.changes:
-        values: dict[str, Any] = dict(change.values)
-        engine = Engine(gpu_memory_utilization=values.pop("gpu_memory_utilization"))
-        if "format" in values:
-            values["format"] = formats.get(values["format"])
-        assert fits(budget._replace(engine=engine, **values)), change
+        assert fits(applied(budget, change)), change
         # freed: of the claim, and of what would lie in it
         assert change.frees > CLAIM - 118_903_481_016
 
