@@ -110,6 +110,9 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
         return 0, f"membudget {__version__}"
     if not any(first == name for name, _, _ in COMMANDS):
         raise UsageError(_unknown_command(first))
+    for word in arguments:
+        if "\0" in word:  # no shell passes one; no file or name has one
+            raise UsageError(f"{_shown(word)} has a NUL character in it, which no path or name has")
     if "-h" in arguments or "--help" in arguments:
         return 0, parser_of(first).format_help().rstrip()
     module = _module(first)
@@ -168,7 +171,24 @@ def _code_of(error: Exception) -> int:
         return 3
     if getattr(error, "exit_code", None) is not None:
         return int(getattr(error, "exit_code"))  # noqa: B009
-    return 2 if isinstance(error, (ValueError, OSError)) and not isinstance(error, UnicodeError) else BUG
+    if isinstance(error, UnicodeError) or (type(error) is ValueError and not _raised_here(error)):
+        return BUG
+    return 2 if isinstance(error, (ValueError, OSError)) else BUG
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether a line of ours raised it: what a built-in says of its arguments is nothing that a user could act on."""
+    from linecache import getline
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    file = trace.tb_frame.f_code.co_filename
+    ours = file.startswith(os.path.dirname(os.path.abspath(__file__)))
+    line = getline(file, trace.tb_lineno).strip()
+    return ours and (not line or line.startswith("raise"))
 
 
 def _clean(text: str, stream: Any) -> str:

@@ -108,7 +108,9 @@ def test_several_machines(ask: Ask) -> None:
     _, document = ask("formats", "meta-llama/Llama-3.1-70B", "--machine", "2x dgx-spark")
     rows = by_name(document)
     _, plan = ask("plan", "meta-llama/Llama-3.1-70B", "--machine", "2x dgx-spark", "--format", "bf16")
-    assert rows["bf16"]["headroom"] == plan["headroom"]
+    assert {name: rows["bf16"][name] for name in ("weights", "total", "headroom", "max_users")} == {
+        name: plan[name] for name in ("weights", "total", "headroom", "max_users")
+    }
 
 
 @pytest.mark.parametrize("command", [["plan", LLAMA, "--format", "fp8"], ["plan", LLAMA, "--format=fp8"]])

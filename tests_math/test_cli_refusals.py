@@ -162,3 +162,22 @@ def test_init_says_what_to_do_next(run: Run) -> None:
     _, out, _ = run("init", "Qwen/Qwen3-8B", "--machine", "h100")
     path = "budgets/qwen3-8b-bf16.h100-80gb.yaml"
     assert f"Next: membudget check {path}\n  or: pytest --pyargs membudget.tests --budgets={path}\n" in out
+
+
+@pytest.mark.parametrize("broken", ["max([])", "int('x')", "float('x')", "[].index(1)"])
+def test_what_python_says_is_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A built-in's own words are no message: the exit code is 70 and says how to show where; ours stay ours."""
+    from membudget.commands import machines
+
+    monkeypatch.setattr(machines, "run", lambda _: eval(broken))
+    code, _, error = run("machines")
+    assert code == 70
+    assert "internal error: ValueError" in error
+    assert "MEMBUDGET_TRACEBACK" in error
+
+
+def test_our_own_words_are_none(run: Run) -> None:
+    """A plain ValueError that a line here raises is for the user."""
+    code, _, error = run("plan", "Qwen/Qwen3-8B", "--machine", "2x dgx-spark", "--engine", "llama_cpp")
+    assert code == 2
+    assert "internal" not in error

@@ -107,14 +107,22 @@ def test_a_start_needs_no_cure() -> None:
 
 
 def test_a_spark_keeps_what_the_system_needs() -> None:
-    """110.34 GiB were free of 121.69: 98.34 with 12 kept, 0.808; never the 0.90 that vLLM itself would accept."""
-    text = LOW_FREE.format(free="110.34", total="121.69", util="0.92", asked="111.95")
-    share, free = found(refused(text, "0.92"))
-    assert (share.text, free.text) == ("--gpu-memory-utilization 0.80 or less", "free 13.62 GiB first")
+    """110.34 GiB were free of 121.69: 98.34 with 12 kept, 0.808; never the 0.90 that vLLM itself would accept.
+
+    0.92 is no share of a Spark however much is freed: 111.95 + 12 are more than there is, and 109.69 are 0.901.
+    """
+    share, free = found(refused(LOW_FREE.format(free="110.34", total="121.69", util="0.92", asked="111.95"), "0.92"))
+    assert (share.text, share.sure) == ("--gpu-memory-utilization 0.80 or less", True)
     assert "12 GiB of memory that the system shares must stay free" in share.why
+    assert (free.text, free.sure) == ("free what is held, and --gpu-memory-utilization 0.90 or less", False)
+    # 0.5 and a neighbour with 83 GiB: 60.85 + 12 - 38.0 are held by it
+    share, free = found(refused(LOW_FREE.format(free="38.0", total="121.69", util="0.5", asked="60.85"), "0.5"))
+    assert [cure.text for cure in (share, free)] == ["--gpu-memory-utilization 0.21 or less", "free 34.86 GiB first"]
+    assert share.sure
+    assert free.sure
     # residents: 4.30 GiB are free, so no share is
-    low = found(refused(LOW_FREE.format(free="4.30", total="121.63", util="0.92", asked="111.90"), "0.92"))
-    assert [cure.text for cure in low] == ["free 119.61 GiB first"]
+    (low,) = found(refused(LOW_FREE.format(free="4.30", total="121.63", util="0.92", asked="111.90"), "0.92"))
+    assert not low.sure
 
 
 TOO_LONG = (

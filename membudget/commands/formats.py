@@ -39,7 +39,10 @@ def options(parser: Declares) -> None:
 
 
 class Row(NamedTuple):
-    """One format of a model.  weights: bytes.  ledger: its plan where a machine is named."""
+    """One format of a model.
+
+    weights: bytes, of one rank where several machines are named.  ledger: its plan where a machine is named.
+    """
 
     name: str
     weights: int
@@ -95,7 +98,7 @@ def _of_model(args: Arguments) -> Result:
                 engine = args.engine or ("llama_cpp" if is_gguf(form) else "vllm")
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 ledger = _plan(args, model, form, cache, ctx, users, engine)
-            rows.append(Row(name, weights, ledger))
+            rows.append(Row(name, weights if ledger is None else ledger.weights, ledger))
         except formats.FormatError as error:
             refused[name] = str(error)
     rows.sort(key=lambda row: -row.weights)

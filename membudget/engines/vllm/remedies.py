@@ -48,9 +48,13 @@ def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
         held = f"{gib(free.number, 2)} of {gib(total.number, 2)} were free{beside}"
         found.append(Remedy(f"{_UTILIZATION} {most:.2f} or less", held))
     if asked is not None and asked.number > free.number:
-        lacks = math.ceil(asked.high - free.low) + kept
-        why = f"others hold {gib(total.number - free.number, 2)}"
-        found.append(Remedy(f"free {gib(lacks, 2)} first", f"{why}, page cache too where memory is one{beside}"))
+        lacks, theirs = math.ceil(asked.high - free.low) + kept, total.number - free.number
+        others = f"others hold {gib(theirs, 2)}, page cache too where memory is one{beside}"
+        if lacks <= theirs:
+            found.append(Remedy(f"free {gib(lacks, 2)} first", others))
+        elif kept:  # however much is freed, that share leaves the system too little
+            share = _floor(1 - kept / total.low)
+            found.append(Remedy(f"free what is held, and {_UTILIZATION} {share:.2f} or less", others, False))
     return found
 
 
