@@ -17,6 +17,7 @@ from membudget.capacity import (
     takes_the_systems,
     total_of,
 )
+from membudget.formats import kv
 from membudget.machines import IDLE_SHARE, SPARK_GPU, Machine
 from membudget.records import NamedTuple
 
@@ -205,7 +206,7 @@ def _with_the_lightest_engine(budget: Budget) -> list[Change]:
 def _lighter(budget: Budget, names: Sequence[str]) -> list[Change]:
     """The first of some formats that fits by itself."""
     for smaller in _smaller(budget, names):
-        if fits(smaller):
+        if all(map(fits, _planned_for(smaller))):
             frees = budget.format.weigh(budget.model).total - smaller.format.weigh(budget.model).total
             return [Change(_weights_text(smaller), frees, {"format": smaller.format.name})]
     return []
@@ -218,11 +219,11 @@ def _together(budget: Budget, names: Sequence[str]) -> list[Change]:
     """
     ways = [_with_small_cache(way) for way in (budget, *_smaller(budget, names))]
     for way in ways:
-        users = min(budget.users, max_users(way))
+        users = min(budget.users, *map(max_users, _planned_for(way)))
         if users:
             return [_combined(budget, way._replace(users=users))]
     for way in ways:
-        ctx = max_ctx(way._replace(users=1))
+        ctx = min(map(max_ctx, _planned_for(way._replace(users=1))))
         if ctx:
             return [_combined(budget, way._replace(users=1, ctx=min(ctx, budget.ctx)))]
     return []
@@ -255,10 +256,22 @@ def _smaller(budget: Budget, names: Sequence[str]) -> Iterator[Budget]:
         try:
             weights = smaller.format.weigh(budget.model).total
             held(smaller)
+            for way in _planned_for(smaller):
+                kv_request(way, 1)
         except formats.FormatError:
             continue
         if weights < own:
             yield smaller
+
+
+def _planned_for(budget: Budget) -> tuple[Budget, ...]:
+    """The budget; where another engine reads its weights, the same for that engine too: both must fit."""
+    if not _is_foreign(budget):
+        return (budget,)
+    dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", "llama.cpp") else "fp16"
+    step = ENGINES["llama_cpp"].batched_tokens
+    engine = budget.engine._replace(name="llama_cpp", max_num_batched_tokens=step)
+    return budget, budget._replace(engine=engine, kv_cache_dtype=dtype)
 
 
 def _with_small_cache(budget: Budget) -> Budget:

@@ -165,3 +165,33 @@ def test_transformers_holds_no_gguf(ask: Ask, run: Run) -> None:
     _, document = ask("formats", LLAMA, "--machine", "rtx-4090", "--engine", "transformers")
     assert "q4_k_m" not in by_name(document)
     assert "unpacks" in document["refused"]["q4_k_m"]
+
+
+def test_a_declared_mix_is_a_row_of_its_own(run: Run, ask: Ask) -> None:
+    """A published quantization that shares its name with a plain format: both are rows, and its plan names none."""
+    asked = ("nvidia/DeepSeek-V4-Flash-NVFP4", "--machine", "b200", "--ctx", "8k", "--users", "1")
+    _, document = ask("formats", *asked)
+    rows = by_name(document)
+    assert rows["fp8 (declared)"]["weights"] != rows["fp8"]["weights"]
+    _, out, _ = run("formats", *asked)
+    command = " ".join(out.split()).partition("as a plan: membudget ")[2].split()
+    _, plan = ask(*command)
+    first = next(row for row in document["formats"] if row["fits"])
+    assert plan["total"] == first["total"]
+
+
+@pytest.mark.parametrize("model", ["nvidia/MiniMax-M2.7-NVFP4", "zai-org/GLM-5", "meta-llama/Llama-3.1-70B"])
+@pytest.mark.parametrize("machine", ["apple-m1-max-64gb", "mi300x", "rtx-4090"])
+def test_what_is_for_llama_cpp_fits_there(ask: Ask, model: str, machine: str) -> None:
+    """Each change that names a GGUF is planned for llama.cpp as well: the engine that reads it."""
+    asked = ["plan", model, "--machine", machine, "--ctx", "268", "--users", "48"]
+    _, plan = ask(*asked)
+    for change in plan["changes"]:
+        if "for llama.cpp" not in change["text"]:
+            continue
+        words = [word for name, value in change["values"].items() for word in (f"--{name}", str(value))]
+        line = ["plan", model, "--machine", machine, "--engine", "llama_cpp"]
+        for name, value in (("--ctx", "268"), ("--users", "48")):
+            line += [] if name in words else [name, value]
+        code, other = ask(*line, *words)
+        assert code == 0, (change, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from membudget.engines.vllm.compare import compare, options
 from membudget.engines.vllm.log import parse
 from membudget.engines.vllm.remedies import _BY_KIND, Remedy, remedies
 from membudget.engines.vllm.verdict import REFUSALS
+from membudget.model import Model
 from tests_math.test_vllm_log_explain import start
 
 pytestmark = pytest.mark.suite
@@ -194,3 +196,13 @@ def more(lines: list[str]) -> list[str]:
     """What would give a started engine more concurrency."""
     (log,) = parse(lines)
     return [option.text for option in options(log, compare(log, None))]
+
+
+def test_a_share_that_does_not_hold_the_weights_is_not_sure(model: Callable[[str], Model]) -> None:
+    """Llama-3.1-70B in bf16 is 131.42 GiB: no share of an 80 GB card starts it; 8B (14.96 GiB) in 60% of it is sure."""
+    lines = refused(LOW_FREE.format(free="60.0", total="79.18", util="0.9", asked="71.26"), "0.9")
+    (log,) = parse(lines)
+    for name, sure in (("meta-llama/Llama-3.1-70B", False), ("meta-llama/Llama-3.1-8B", True)):
+        share = next(cure for cure in remedies(log, compare(log, None), model(name)) if "0.75 or less" in cure.text)
+        assert share.sure is sure
+        assert ("the weights alone are 131.42 GiB, more than that" in share.why) is not sure

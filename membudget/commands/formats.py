@@ -42,11 +42,13 @@ class Row(NamedTuple):
     """One format of a model.
 
     weights: bytes, of one rank where several machines are named.  ledger: its plan where a machine is named.
+    declared: the config's own, which is planned without a name.
     """
 
     name: str
     weights: int
     ledger: Ledger | None
+    declared: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Bytes as integers, stable keys."""
@@ -87,10 +89,14 @@ def _of_model(args: Arguments) -> Result:
     model, found = find_model(args)
     notes: list[str] = []
     ctx = plain_context(ctx, model, notes)
-    own = formats.of_config(model.config).name
+    declared = formats.of_config(model.config)
+    own, known = declared.name, formats.names()
+    # a published quantization may share its name with a plain format and not its bytes: both are rows then
+    plain = own in known and formats.get(own).key == declared.key
+    named = {name: formats.get(name) for name in known}
+    forms = named if plain else {f"{own} (declared)": declared, **named}
     rows, refused = [], {}
-    for name in dict.fromkeys([own, *formats.names()]):
-        form = formats.of_config(model.config) if name == own else formats.get(name)
+    for name, form in forms.items():
         try:
             weights = form.weigh(model).total
             ledger = None
@@ -98,7 +104,7 @@ def _of_model(args: Arguments) -> Result:
                 engine = args.engine or ("llama_cpp" if is_gguf(form) else "vllm")
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 ledger = _plan(args, model, form, cache, ctx, users, engine)
-            rows.append(Row(name, weights if ledger is None else ledger.weights, ledger))
+            rows.append(Row(name, weights if ledger is None else ledger.weights, ledger, form is declared))
         except formats.FormatError as error:
             refused[name] = str(error)
     rows.sort(key=lambda row: -row.weights)
@@ -148,7 +154,7 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
         budget = rows[0].ledger.budget
         lines[0] += f" · {users_text(budget.users)} x {budget.ctx:,} tokens · {budget.machine_name}"
     cells: list[Sequence[str]] = []
-    for name, weights, ledger in rows:
+    for name, weights, ledger, _ in rows:
         row = [name, gib(weights)]
         if ledger is not None:
             room = f"{short(abs(ledger.headroom))} {'free' if ledger.fits else 'over'}"
@@ -187,7 +193,8 @@ def _as_plan(document: dict[str, Any], row: Row) -> str:
     assert row.ledger is not None
     budget = row.ledger.budget
     words = ["membudget", "plan", document["model"], "--machine", document["machine"], "--ctx", str(budget.ctx)]
-    words += ["--users", str(budget.users), "--format", row.name, "--engine", budget.engine.name]
+    words += ["--users", str(budget.users), *([] if row.declared else ["--format", row.name])]
+    words += ["--engine", budget.engine.name]
     return shlex.join([*words, "--kv-cache-dtype", budget.kv_cache_dtype])
 
 

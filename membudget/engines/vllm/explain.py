@@ -93,9 +93,9 @@ def explain_file(
             compared = compared._replace(checks=(*compared.checks, check))
         if note and not compared.note.startswith(note):
             compared = compared._replace(note=note if found is None else f"{note}; {compared.note}".rstrip("; "))
-        documents.append(as_json(log, compared, total))
+        documents.append(as_json(log, compared, total, found))
         head = [f"engine {index + 1} of {len(engines)}"] if len(engines) > 1 else []
-        texts.append("\n".join(head + explain(log, compared, total)))
+        texts.append("\n".join(head + explain(log, compared, total, found)))
         bad = bad or documents[-1]["verdict"]["status"] != "started" or bool(documents[-1]["differences"])
     return Explained(1 if bad else 0, documents, "\n\n".join(texts))
 
@@ -167,7 +167,7 @@ def find_model(log: EngineLog) -> tuple[Model | None, str]:
         return None, first if name in first else f"{name}: {first}"
 
 
-def explain(log: EngineLog, compared: Compared, total: int | None = None) -> list[str]:
+def explain(log: EngineLog, compared: Compared, total: int | None = None, model: Model | None = None) -> list[str]:
     """One screen: who, how it ended, the budget, the pool, what does not agree, what would help."""
     out = [_who(log), _how(log), ""]
     out += _budget(log, total)
@@ -179,7 +179,7 @@ def explain(log: EngineLog, compared: Compared, total: int | None = None) -> lis
         texts = [f"{named[check.name]}: {check.text}" if check.name in named else check.text for check in differ]
         out += ["does not agree"]
         out += [f"  {_at(check)}{text}" for check, text in zip(differ, texts, strict=True)] + [""]
-    cures = remedies(log, compared)
+    cures = remedies(log, compared, model)
     width = max((len(cure.text) for cure in cures), default=0)
     for sure, head in ((True, "what would start"), (False, "what may help")):
         if some := [cure for cure in cures if cure.sure is sure]:
@@ -302,7 +302,9 @@ def _meaning(log: EngineLog, compared: Compared) -> list[str]:
     return out
 
 
-def as_json(log: EngineLog, compared: Compared | None = None, total: int | None = None) -> dict[str, Any]:
+def as_json(
+    log: EngineLog, compared: Compared | None = None, total: int | None = None, model: Model | None = None
+) -> dict[str, Any]:
     """One engine as plain values: bytes are integers, keys are documented in docs/vllm-logs.md."""
     ended = of.verdict(log)
     compared = compared or Compared(None, (), "")
@@ -337,7 +339,7 @@ def as_json(log: EngineLog, compared: Compared | None = None, total: int | None 
         "differences": [check._asdict() for check in checks if check.holds is False],
         "arithmetic": None if compared.pool is None else compared.pool.as_json(),
         "options": [option._asdict() for option in options(log, compared)],
-        "remedies": [cure._asdict() for cure in remedies(log, compared)],
+        "remedies": [cure._asdict() for cure in remedies(log, compared, model)],
         "note": compared.note,
     }
 

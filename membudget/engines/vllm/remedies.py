@@ -14,6 +14,7 @@ from membudget.engines.vllm.compare import Compared
 from membudget.engines.vllm.identity import kept_free
 from membudget.engines.vllm.pool import PoolError, plan_pool
 from membudget.engines.vllm.record import EngineLog
+from membudget.model import Model
 from membudget.units import gib
 
 _UTILIZATION = "--gpu-memory-utilization"
@@ -27,12 +28,51 @@ class Remedy(NamedTuple):
     sure: bool = True
 
 
-def remedies(log: EngineLog, compared: Compared) -> list[Remedy]:
-    """What would make a refused engine start, the sure ones first; empty where it was not refused."""
+def remedies(log: EngineLog, compared: Compared, model: Model | None = None) -> list[Remedy]:
+    """What would make a refused engine start, the sure ones first; empty where it was not refused.
+
+    model: what it serves, where that is known: a share that does not even hold its weights starts nothing.
+    """
     ended = of.verdict(log)
     if ended.status != "refused":
         return []
-    return sorted(_BY_KIND[ended.kind](log, compared), key=lambda remedy: not remedy.sure)
+    found = _BY_KIND[ended.kind](log, compared)
+    if ended.kind == "free_memory":
+        found = [_beside_the_weights(remedy, log, model) for remedy in found]
+    return sorted(found, key=lambda remedy: not remedy.sure)
+
+
+def _beside_the_weights(remedy: Remedy, log: EngineLog, model: Model | None) -> Remedy:
+    """A share is not sure where the weights alone are more, by the config's own format."""
+    share, total = _share_in(remedy.text), log.get("total_memory")
+    weights = _weights(log, model)
+    if share is None or total is None or weights is None or share * total.low > weights:
+        return remedy
+    return Remedy(remedy.text, f"{remedy.why}; but the weights alone are {gib(weights, 2)}, more than that", False)
+
+
+def _share_in(text: str) -> float | None:
+    word = text.partition(f"{_UTILIZATION} ")[2].partition(" ")[0]
+    return float(word) if word.replace(".", "", 1).isdecimal() else None
+
+
+def _weights(log: EngineLog, model: Model | None) -> int | None:
+    """Bytes of one rank's weights: as printed, else a device's part of the config's own format."""
+    printed = log.get("weights")
+    if printed is not None:
+        return printed.number
+    if model is None or log.setting("quantization") is not None:
+        return None
+    from membudget.formats import FormatError, of_config
+
+    ranks = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = log.setting(name)
+        ranks *= size if isinstance(size, int) and size > 0 else 1
+    try:
+        return of_config(model.config).weigh(model).total // ranks
+    except FormatError:
+        return None
 
 
 def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:

@@ -243,18 +243,18 @@ const Ledger = (() => {
   }
 
   function lighter(plan, names) {
-    const fitting = smallerOf(plan, names).find(fits);
+    const fitting = smallerOf(plan, names).find((way) => plannedFor(way).every(fits));
     return fitting ? [[weightsText(fitting), weights(plan) - weights(fitting)]] : [];
   }
 
   function together(plan, names) {
     const ways = [plan, ...smallerOf(plan, names)].map(withSmallCache);
     for (const way of ways) {
-      const count = least(plan.users, maxUsers(way));
+      const count = plannedFor(way).map((each) => maxUsers(each)).reduce(least, plan.users);
       if (count > 0n) return [combined(plan, { ...way, users: count })];
     }
     for (const way of ways) {
-      const ctx = least(plan.ctx, maxCtx({ ...way, users: 1n }));
+      const ctx = plannedFor({ ...way, users: 1n }).map(maxCtx).reduce(least, plan.ctx);
       if (ctx > 0n) return [combined(plan, { ...way, users: 1n, ctx })];
     }
     return [];
@@ -271,7 +271,14 @@ const Ledger = (() => {
   function smallerOf(plan, names) {
     const own = plan.model.formats[plan.format].name;
     return names.filter((name) => name !== own).map((name) => inFormat(plan, name))
-      .filter((found) => found && weights(found) < weights(plan));
+      .filter((found) => found && weights(found) < weights(plan) && plannedFor(found).every((way) => !cacheError(way)));
+  }
+
+  /** The plan; where another engine reads its weights, the same for that engine too: both must fit. */
+  function plannedFor(plan) {
+    if (!foreign(plan)) return [plan];
+    const { engine } = plan.model.caches[plan.kv], kv = engine === null || engine === "llama.cpp" ? plan.kv : "fp16";
+    return [plan, { ...plan, engine: "llama_cpp", kv, batched: big(plan.page.engines.llama_cpp.batched_tokens) }];
   }
 
   function withSmallCache(plan) {
