@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from membudget.locate import fixture_ids
 from membudget.units import GIB
 
 pytestmark = pytest.mark.suite
@@ -167,3 +169,22 @@ def test_an_id_without_its_organisation_is_not_fetched(run: Run) -> None:
     """`fetch` takes ORG/NAME: a name alone is no command to give."""
     _, _, error = run("plan", "gemma-3-12b")
     assert "membudget fetch gemma-3-12b" not in error
+
+
+QUANTIZED = sorted(name for name in fixture_ids() if re.search("FP8|NVFP4|V4|K2|V3|oss|Maverick", name))
+
+
+@pytest.mark.parametrize("model", QUANTIZED)
+def test_a_first_budget_of_a_published_quantization_is_the_plan(
+    model: str, run: Run, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `init` writes is read again and says the same: a mix that no name stands for is written as none."""
+    monkeypatch.chdir(tmp_path)
+    code, written = ask("init", model, "--machine", "b200", "--offline")
+    if code == 2:
+        return  # a model that is refused
+    _, checked = ask("check", written["file"])
+    assert "error" not in checked
+    (only,) = checked["budgets"]
+    _, plan = ask("plan", model, "--machine", "b200", "--offline")
+    assert (only["ok"], only["total"]) == (True, plan["total"])

@@ -93,7 +93,7 @@ def _yaml(ledger: Ledger, model: str) -> str:
         f"# yaml-language-server: $schema=./{SCHEMA}",
         f"# {plain(budget.model.name)} in {budget.format.name} on {where}. Written by `membudget init`; make it yours.",
         f"model: {model}",
-        f"format: {budget.format.name}",
+        *_format(budget),
         f"kv_cache_dtype: {budget.kv_cache_dtype}",
         f"ctx: {budget.ctx}  # tokens a user; a list makes one budget of each",
         f"users: {budget.users}",
@@ -106,6 +106,19 @@ def _yaml(ledger: Ledger, model: str) -> str:
         f"  kv_per_token: {exact(ledger.kv_per_token)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _format(budget: Budget) -> list[str]:
+    """The weights' format; a published mix that no name stands for is what a budget without one has."""
+    from membudget import formats
+
+    name = budget.format.name
+    try:
+        if formats.get(name).key == budget.format.key:
+            return [f"format: {name}"]
+    except formats.UnknownFormat:
+        pass
+    return [f"# no format: the weights are in what the model's own config.json declares ({name})"]
 
 
 def _engine(budget: Budget) -> list[str]:
