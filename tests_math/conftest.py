@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from membudget.cli import main
 from membudget.model import Model, build
+from tests_math.doctor_machine import put, spark  # noqa: F401  (fixtures of the doctor's tests)
 
 MODELS = Path(__file__).parents[1] / "fixtures" / "models"
 
