@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budget import ENGINES, engine_of, parallel_sizes, unfiled
+from membudget.budget import ENGINES, engine_of, unfiled
 from membudget.commands.common import InputError, choose_cache, choose_format
 from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 from membudget.machines import counted, get
@@ -40,7 +40,6 @@ def plan(
     many, name = counted(machine)
     box = get(name)
     settings = engine_of(engine)
-    parallel_sizes(many, settings)
     found = locate(model, offline=offline)
     if found.config is None:
         raise InputError(f"{shown(model)}: only weights lie there; put the model's config.json beside them")

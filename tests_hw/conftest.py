@@ -59,16 +59,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = [item for file in metafunc.config.stash[_BUDGETS].files for item in file.budgets]
     params = []
     for item in [*rehearsal(), *given]:
-        marker = _marker(item.machine)
-        if marker:
-            marks: list[Any] = [getattr(pytest.mark, marker)]
-            reason = _other_machine(item.machine) if marker == "cuda" else None
-            if item.machines > 1:
-                reason = f"this budget names {item.machines} machines: it is served, see tests_hw/test_served.py"
-            if reason:
-                marks.append(pytest.mark.skip(reason=reason))
-            params.append(pytest.param(item, id=item.id, marks=marks))
+        several = f"this budget names {item.machines} machines: it is served, see tests_hw/test_served.py"
+        params += marked(item, several if item.machines > 1 else None)
     metafunc.parametrize("budget", params, indirect=True)
+
+
+def marked(item: Budget, why_not: str | None = None) -> list[Any]:
+    """A budget as a parameter with its machine's marker, skipped where it cannot be measured; none for other machines.
+
+    why_not: a reason beside that of the machine.
+    """
+    marker = _marker(item.machine)
+    if marker is None:
+        return []
+    reason = why_not or (_other_machine(item.machine) if marker == "cuda" else None)
+    skips = [pytest.mark.skip(reason=reason)] if reason else []
+    return [pytest.param(item, id=item.id, marks=[getattr(pytest.mark, marker), *skips])]
 
 
 @pytest.fixture

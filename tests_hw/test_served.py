@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from membudget.probe import guard
 from membudget.probe.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
-from tests_hw.conftest import _marker, _other_machine, own_lock, say_dry
+from tests_hw.conftest import marked, own_lock, say_dry
 
 HERE = Path(__file__).parent
 #: Seconds that two processes of one pytest run wait for each other on the CPU.
@@ -44,14 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = [item for file in metafunc.config.stash[_BUDGETS].files for item in file.budgets]
     params = []
     for item in [rehearsal(), *(each for each in given if "vllm" in each.engine.name and "engine" in each.where)]:
-        marker = _marker(item.machine)
-        if marker is None:
-            continue
-        marks: list[Any] = [getattr(pytest.mark, marker)]
-        reason = _other_machine(item.machine) if marker == "cuda" else None
-        if reason:
-            marks.append(pytest.mark.skip(reason=reason))
-        params.append(pytest.param(item, id=item.id, marks=marks))
+        params += marked(item)
     metafunc.parametrize("served", params)
 
 

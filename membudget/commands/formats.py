@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from membudget.commands.arguments import Arguments, Declares
     from membudget.ledger import Ledger
+    from membudget.machines import Machine
     from membudget.model import Model
 
 _KEYS = ("name", "bits_per_layer_weight", "dense", "source", "suffixes")
@@ -77,7 +78,7 @@ def run(args: Arguments) -> Result:
 
 
 def _of_model(args: Arguments) -> Result:
-    from membudget.commands.plan import plain_context
+    from membudget.commands.plan import find_many, plain_context
     from membudget.ledger import MAX_CTX, MAX_USERS
 
     if args.machine is None:
@@ -86,6 +87,7 @@ def _of_model(args: Arguments) -> Result:
             raise InputError(f"--{given[0].replace('_', '-')} asks what fits: name a machine with --machine")
     users = count("--users", args.users or "1", MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
+    boxes = [] if args.machine is None else find_many([args.machine], args.machines)
     model, found = find_model(args)
     notes: list[str] = []
     ctx = plain_context(ctx, model, notes)
@@ -100,10 +102,11 @@ def _of_model(args: Arguments) -> Result:
         try:
             weights = form.weigh(model).total
             ledger = None
-            if args.machine is not None:
+            for many, machine in boxes:
                 engine = args.engine or ("llama_cpp" if is_gguf(form) else "vllm")
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
-                ledger = _plan(args, model, form, cache, ctx, users, engine)
+                asked = (model, form, cache, ctx, users, machine)
+                ledger = _plan(asked, engine, many, named=args.engine is not None)
             rows.append(Row(name, weights if ledger is None else ledger.weights, ledger, form is declared))
         except formats.FormatError as error:
             refused[name] = str(error)
@@ -124,20 +127,20 @@ def _of_model(args: Arguments) -> Result:
 
 
 def _plan(
-    args: Arguments, model: Model, form: formats.Format, cache: str, ctx: int, users: int, engine_name: str
+    asked: tuple[Model, formats.Format, str, int, int, Machine], engine: str, many: int, *, named: bool
 ) -> Ledger:
-    from membudget.commands.plan import find_many
+    """One row's plan.  named: the engine was asked for, so what it cannot do is not the format's to be refused for."""
     from membudget.ledger import predict
 
-    [(many, machine)] = find_many([args.machine], args.machines)
-    if args.engine is None and engine_name == "vllm" and machine.platform == "metal":
+    machine = asked[-1]
+    if not named and engine == "vllm" and machine.platform == "metal":
         raise formats.FormatError("vLLM has no Metal; llama.cpp reads GGUF (--engine plans for any other)")
-    if why := not_read(engine_name, form):
+    if why := not_read(engine, asked[1]):
         raise formats.FormatError(why)
     try:
-        budget = unfiled(model, form, cache, ctx, users, machine, engine_of(engine_name), many)
+        budget = unfiled(*asked, engine_of(engine), many)
     except ValueError as error:
-        if args.engine is None:
+        if not named:
             raise formats.FormatError(str(error)) from None
         raise InputError(f"--machine: {error}") from None
     return predict(budget)

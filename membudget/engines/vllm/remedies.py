@@ -36,24 +36,7 @@ def remedies(log: EngineLog, compared: Compared, model: Model | None = None) -> 
     ended = of.verdict(log)
     if ended.status != "refused":
         return []
-    found = _BY_KIND[ended.kind](log, compared)
-    if ended.kind == "free_memory":
-        found = [_beside_the_weights(remedy, log, model) for remedy in found]
-    return sorted(found, key=lambda remedy: not remedy.sure)
-
-
-def _beside_the_weights(remedy: Remedy, log: EngineLog, model: Model | None) -> Remedy:
-    """A share is not sure where the weights alone are more, by the config's own format."""
-    share, total = _share_in(remedy.text), log.get("total_memory")
-    weights = _weights(log, model)
-    if share is None or total is None or weights is None or share * total.low > weights:
-        return remedy
-    return Remedy(remedy.text, f"{remedy.why}; but the weights alone are {gib(weights, 2)}, more than that", False)
-
-
-def _share_in(text: str) -> float | None:
-    word = text.partition(f"{_UTILIZATION} ")[2].partition(" ")[0]
-    return float(word) if word.replace(".", "", 1).isdecimal() else None
+    return sorted(_BY_KIND[ended.kind](log, compared, model), key=lambda remedy: not remedy.sure)
 
 
 def _weights(log: EngineLog, model: Model | None) -> int | None:
@@ -75,7 +58,7 @@ def _weights(log: EngineLog, model: Model | None) -> int | None:
         return None
 
 
-def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
+def _less_free(log: EngineLog, _: Compared, model: Model | None) -> list[Remedy]:
     """vLLM asks for utilization x total, and that much is not free."""
     free, total, asked = log.get("free_memory"), log.get("total_memory"), log.get("requested_memory")
     if free is None or total is None or free.number > total.number:
@@ -86,7 +69,11 @@ def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
     most = _floor((free.low - kept) / total.high)
     if most > 0:
         held = f"{gib(free.number, 2)} of {gib(total.number, 2)} were free{beside}"
-        found.append(Remedy(f"{_UTILIZATION} {most:.2f} or less", held))
+        weights = _weights(log, model)
+        holds = weights is None or most * total.low > weights
+        if weights is not None and not holds:
+            held += f"; but the weights alone are {gib(weights, 2)}, more than that"
+        found.append(Remedy(f"{_UTILIZATION} {most:.2f} or less", held, holds))
     if asked is not None and asked.number > free.number:
         lacks, theirs = math.ceil(asked.high - free.low) + kept, total.number - free.number
         others = f"others hold {gib(theirs, 2)}, page cache too where memory is one{beside}"
@@ -98,7 +85,7 @@ def _less_free(log: EngineLog, _: Compared) -> list[Remedy]:
     return found
 
 
-def _too_long(log: EngineLog, compared: Compared) -> list[Remedy]:
+def _too_long(log: EngineLog, compared: Compared, _: Model | None) -> list[Remedy]:
     """One request of max_model_len tokens is larger than the pool."""
     found = _blocks(log)
     longest = log.value("estimated_max_model_len")
@@ -126,7 +113,7 @@ def _too_long(log: EngineLog, compared: Compared) -> list[Remedy]:
     return found
 
 
-def _no_pool(log: EngineLog, _: Compared) -> list[Remedy]:
+def _no_pool(log: EngineLog, *_: object) -> list[Remedy]:
     """Weights and activations leave nothing; by how much is only known where the line before says so."""
     found = _blocks(log)
     if found:
@@ -151,7 +138,7 @@ def _no_pool(log: EngineLog, _: Compared) -> list[Remedy]:
     return found
 
 
-def _allocation(log: EngineLog, _: Compared) -> list[Remedy]:
+def _allocation(log: EngineLog, *_: object) -> list[Remedy]:
     """The CPU's pool is set, or it is what the share leaves beside the process, which may be less than nothing."""
     free, asked, util = log.get("free_memory"), log.get("requested_memory"), log.utilization
     if free is None:
@@ -163,7 +150,7 @@ def _allocation(log: EngineLog, _: Compared) -> list[Remedy]:
     return [Remedy(f"--kv-cache-memory-bytes {size} or less", f"{gib(free.number, 2)} were available")]
 
 
-def _warm_up(log: EngineLog, _: Compared) -> list[Remedy]:
+def _warm_up(log: EngineLog, *_: object) -> list[Remedy]:
     requests = log.value("warmup_requests")
     found = []
     if requests and int(requests) > 1:
@@ -172,7 +159,7 @@ def _warm_up(log: EngineLog, _: Compared) -> list[Remedy]:
     return found + _smaller_share(log, "the pool then leaves more to the warm-up")
 
 
-def _out_of_memory(log: EngineLog, _: Compared) -> list[Remedy]:
+def _out_of_memory(log: EngineLog, *_: object) -> list[Remedy]:
     wanted, free = log.get("oom_wanted"), log.get("oom_free")
     why = "what vLLM does not claim is there for what it did not foresee"
     if wanted is not None and free is not None:
@@ -191,7 +178,7 @@ def _out_of_memory(log: EngineLog, _: Compared) -> list[Remedy]:
     return found
 
 
-def _killed(log: EngineLog, _: Compared) -> list[Remedy]:
+def _killed(log: EngineLog, *_: object) -> list[Remedy]:
     why = "the kernel ended it for the host's memory, which CPU and GPU share on a DGX Spark"
     return [
         Remedy("more free host memory (`membudget doctor` says who holds it)", why, False),
@@ -199,12 +186,12 @@ def _killed(log: EngineLog, _: Compared) -> list[Remedy]:
     ]
 
 
-def _profiling(log: EngineLog, _: Compared) -> list[Remedy]:
+def _profiling(log: EngineLog, *_: object) -> list[Remedy]:
     why = "another process gave memory back while vLLM measured, so its sum was wrong"
     return [Remedy("start it again when nothing else starts or ends on the device", why, False)]
 
 
-def _multimodal(log: EngineLog, _: Compared) -> list[Remedy]:
+def _multimodal(log: EngineLog, *_: object) -> list[Remedy]:
     reserved, memory = log.get("mm_reserved"), log.get("available_kv")
     if reserved is None or memory is None:
         return []
@@ -214,7 +201,7 @@ def _multimodal(log: EngineLog, _: Compared) -> list[Remedy]:
     return [*(_more(log, lacks, "the reserve lacks") if lacks > 0 else []), less]
 
 
-def _pages(log: EngineLog, _: Compared) -> list[Remedy]:
+def _pages(log: EngineLog, *_: object) -> list[Remedy]:
     block = log.value("block_size_needed")
     if block:
         return [Remedy(f"--block-size {int(block)} or more", "what vLLM asks for")]
@@ -288,7 +275,7 @@ def _floor(share: float) -> float:
     return max(math.floor(round(share * 100, 6)) / 100, 0.0)
 
 
-_BY_KIND: dict[str, Callable[[EngineLog, Compared], list[Remedy]]] = {
+_BY_KIND: dict[str, Callable[[EngineLog, Compared, Model | None], list[Remedy]]] = {
     "sampler_warmup": _warm_up,
     "pooler_warmup": _warm_up,
     "max_model_len": _too_long,
