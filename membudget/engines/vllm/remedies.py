@@ -9,15 +9,18 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from membudget.engines.activations import prefill
 from membudget.engines.vllm import verdict as of
 from membudget.engines.vllm.compare import Compared
 from membudget.engines.vllm.identity import kept_free
 from membudget.engines.vllm.pool import PoolError, plan_pool
 from membudget.engines.vllm.record import EngineLog
 from membudget.model import Model
-from membudget.units import gib
+from membudget.units import GIB, gib
 
 _UTILIZATION = "--gpu-memory-utilization"
+#: What a plan assumes until it is measured: CUDA context, allocator and graphs; tokens of a step.
+_OVERHEAD, _STEP = 3 * GIB // 2, 8192
 
 
 class Remedy(NamedTuple):
@@ -66,23 +69,36 @@ def _less_free(log: EngineLog, _: Compared, model: Model | None) -> list[Remedy]
     kept = kept_free(total.number)
     beside = f", and {gib(kept, 0)} of memory that the system shares must stay free" if kept else ""
     found = []
-    most = _floor((free.low - kept) / total.high)
+    most, needs = _floor((free.low - kept) / total.high), _needs(log, model)
+    least = 0.0 if needs is None else math.ceil(needs / total.low * 100) / 100
+    small = f"; but weights and a step alone take about {gib(needs, 2)}, more than that" if needs is not None else ""
     if most > 0:
         held = f"{gib(free.number, 2)} of {gib(total.number, 2)} were free{beside}"
-        weights = _weights(log, model)
-        holds = weights is None or most * total.low > weights
-        if weights is not None and not holds:
-            held += f"; but the weights alone are {gib(weights, 2)}, more than that"
-        found.append(Remedy(f"{_UTILIZATION} {most:.2f} or less", held, holds))
+        range_ = f"{least:.2f} to {most:.2f}" if 0 < least < most else f"{most:.2f}{'' if least else ' or less'}"
+        fits = least <= most
+        found.append(Remedy(f"{_UTILIZATION} {range_}", held if fits else held + small, fits))
     if asked is not None and asked.number > free.number:
         lacks, theirs = math.ceil(asked.high - free.low) + kept, total.number - free.number
         others = f"others hold {gib(theirs, 2)}, page cache too where memory is one{beside}"
         if lacks <= theirs:
-            found.append(Remedy(f"free {gib(lacks, 2)} first", others))
+            fits = needs is None or asked.low >= needs
+            found.append(Remedy(f"free {gib(lacks, 2)} first", others if fits else others + small, fits))
         elif kept:  # however much is freed, that share leaves the system too little
             share = _floor(1 - kept / total.low)
             found.append(Remedy(f"free what is held, and {_UTILIZATION} {share:.2f} or less", others, False))
     return found
+
+
+def _needs(log: EngineLog, model: Model | None) -> int | None:
+    """About what a rank holds before its pool has a byte: weights, the assumed overhead, a step; None if not known."""
+    weights = _weights(log, model)
+    if weights is None:
+        return None
+    step = 0
+    if model is not None:
+        tokens = log.value("max_num_batched_tokens")
+        step = prefill(model, int(tokens) if isinstance(tokens, int) else _STEP).bytes
+    return weights + _OVERHEAD + step
 
 
 def _too_long(log: EngineLog, compared: Compared, _: Model | None) -> list[Remedy]:
