@@ -1,3 +1,3 @@
 """Loads membudget's pytest plugin, nothing else."""
 
-pytest_plugins = ["membudget.plugin"]
+pytest_plugins = ["membudget.pytest_plugin.plugin"]

@@ -1,6 +1,6 @@
 """Standard sessions: `nox -s tests`, `nox -s lint`, and `nox -s nightly -- --transformers newest 2 --vllm newest 1`.
 
-What nightly does is in scripts/matrix.py and docs/nightly.md.
+What nightly does is in tools/matrix.py and docs/nightly.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def package(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Every engine version in an environment of its own, every tier that runs here, one record each."""
     session.install("-e", ".[test]", "-c", "constraints.txt")
-    session.run("python", "scripts/matrix.py", *session.posargs)
+    session.run("python", "tools/matrix.py", *session.posargs)
 
 
 @nox.session

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from membudget.model import build
 
-MODELS = Path(__file__).parents[1] / "fixtures" / "models"
+MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
 RUNS = 50
 
 

@@ -31,9 +31,16 @@ SHARDS, TENSORS = 160, 60_000
 
 def write(folder: Path) -> tuple[Path, Path, Path]:
     """The 8B safetensors file, the 8B GGUF file, the sharded folder."""
-    from membudget.locate import locate
     from membudget.model import build
-    from tests_math.checkpoint_files import gguf_keys, gguf_tensors, stored, write_gguf, write_safetensors, write_shards
+    from membudget.sources.locate import locate
+    from tests_math.checkpoint.checkpoint_files import (
+        gguf_keys,
+        gguf_tensors,
+        stored,
+        write_gguf,
+        write_safetensors,
+        write_shards,
+    )
 
     config = locate("meta-llama/Llama-3.1-8B", offline=True).config
     assert config is not None

@@ -29,10 +29,10 @@ CONTEXTS, USERS = ("4Ki", "8Ki", "32Ki", "128Ki"), (1, 2, 8, 32, 100)
 def write(folder: Path, wanted: int) -> None:
     """That many budgets, each with whether it fits typed in."""
     from membudget import formats, machines
-    from membudget.budget import Budget
-    from membudget.ledger import predict
-    from membudget.locate import fixture_ids, locate
+    from membudget.budgets.budget import Budget
     from membudget.model import ConfigError, Model, build
+    from membudget.planning.ledger import predict
+    from membudget.sources.locate import fixture_ids, locate
     from membudget.units import parse_count
 
     models: list[tuple[str, Model]] = []

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from membudget import formats, machines
-from membudget.budget import Budget, Engine
-from membudget.ledger import Ledger, predict
+from membudget.budgets.budget import Budget, Engine
 from membudget.model import Model, build
+from membudget.planning.ledger import Ledger, predict
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-MODELS = Path(__file__).parents[1] / "fixtures" / "models"
+MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
 #: Dense, a mixture of experts, sliding windows beside full attention, MLA.
 NAMES = ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-3-27b-it", "deepseek-ai/DeepSeek-V3")
 

@@ -38,7 +38,7 @@ KINDS = {
 def measure(kind: str, size: int, answer: multiprocessing.connection.Connection) -> None:
     """CPU seconds, engines and peak MiB of reading `size` bytes of one kind."""
     sys.path.insert(0, str(ROOT))
-    from membudget.engines.vllm.log import parse, parse_stream
+    from membudget.engines.vllm.logs.log import parse, parse_stream
 
     parse(START.splitlines(keepends=True))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

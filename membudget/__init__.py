@@ -14,6 +14,9 @@ fixture `budget`.  Nothing is imported before its name is used.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
 __all__ = [
     "Budget",
@@ -21,6 +24,7 @@ __all__ = [
     "Ledger",
     "Line",
     "Machine",
+    "MembudgetError",
     "Model",
     "__version__",
     "build",
@@ -31,34 +35,33 @@ __all__ = [
 
 #: Name: (module, its name there).
 _PLACES = {
-    "Budget": ("budget", "Budget"),
+    "Budget": ("budgets.budget", "Budget"),
     "ConfigError": ("model", "ConfigError"),
-    "Ledger": ("ledger", "Ledger"),
-    "Line": ("ledger", "Line"),
+    "Ledger": ("planning.ledger", "Ledger"),
+    "Line": ("planning.ledger", "Line"),
     "Machine": ("machines", "Machine"),
+    "MembudgetError": ("errors", "MembudgetError"),
     "Model": ("model", "Model"),
     "build": ("model", "build"),
-    "load_budgets": ("budget_file", "load"),
+    "load_budgets": ("budgets.file", "load"),
     "plan": ("api", "plan"),
-    "predict": ("ledger", "predict"),
+    "predict": ("planning.ledger", "predict"),
 }
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from membudget.api import plan
-    from membudget.budget import Budget
-    from membudget.budget_file import load as load_budgets
-    from membudget.ledger import Ledger, Line, predict
+    from membudget.budgets.budget import Budget
+    from membudget.budgets.file import load as load_budgets
+    from membudget.errors import MembudgetError
     from membudget.machines import Machine
     from membudget.model import ConfigError, Model, build
+    from membudget.planning.ledger import Ledger, Line, predict
 else:
 
     def __getattr__(name: str) -> object:
-        """Import what is asked for, when it is asked for: a command starts without the rest."""
+        """Import what is asked for, when it is asked for."""
         if name not in _PLACES:
             raise AttributeError(f"module 'membudget' has no attribute {name!r}")
-        from importlib import import_module
-
         module, there = _PLACES[name]
         found: object = getattr(import_module(f"membudget.{module}"), there)
         globals()[name] = found

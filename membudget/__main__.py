@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from membudget.cli import entry
+from membudget.cli.main import entry
 
 entry()

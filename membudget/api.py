@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from membudget.budget import ENGINES, engine_of, unfiled
-from membudget.commands.common import InputError, choose_cache, choose_format
-from membudget.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.budgets.budget import ENGINES, engine_of, unfiled
+from membudget.cli.commands.common import InputError, choose_cache, choose_format
 from membudget.machines import counted, get
+from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 
 
 def plan(
@@ -29,8 +29,8 @@ def plan(
     Raises `ValueError` that says what was wrong and what is allowed, `membudget.ConfigError` (one of them) for a
     model that is not found or not known.
     """
-    from membudget.locate import locate, shown
     from membudget.model import build
+    from membudget.sources.locate import locate, shown
 
     for name, value, most in (("ctx", ctx, MAX_CTX), ("users", users, MAX_USERS)):
         if type(value) is not int or not 1 <= value <= most:

@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from membudget.budget import Budget
-from membudget.budget_file import Sources, load
-from membudget.detect import DetectError, detect
+from membudget.budgets.budget import Budget
+from membudget.budgets.file import Sources, load
+from membudget.host.detect import DetectError, detect
 from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
-from membudget.probe.comparison import Comparison, Row
-from membudget.probe.measure import Job, Settings, device_of, measure, measure_all, outlook
-from membudget.probe.plan import CannotMeasure, Plan, plan
-from membudget.probe.progress import Progress
+from membudget.measure.comparison import Comparison, Row
+from membudget.measure.plan import CannotMeasure, Plan, plan
+from membudget.measure.progress import Progress
+from membudget.measure.run import Job, Settings, device_of, measure, measure_all, outlook
 from membudget.report import samples
 from membudget.report.failure import subject
-from membudget.report.terminal import Terminal
 from membudget.report.worksheet import failure, lines, markdown
+from membudget.text.terminal import Terminal
 
 HERE = Path(__file__).parent
 #: Seconds that two processes of one pytest run wait for each other on the CPU.
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every budget with the marker of its machine: cpu, cuda or spark."""
     if "budget" not in metafunc.fixturenames or metafunc.module.__name__.rpartition(".")[2] != "test_budgets":
         return
-    from membudget.plugin import _BUDGETS
+    from membudget.pytest_plugin.plugin import _BUDGETS
 
     given = [item for file in metafunc.config.stash[_BUDGETS].files for item in file.budgets]
     params = []
@@ -177,7 +177,7 @@ def _lost(rows: list[Row]) -> bool:
 
 
 def _subject(budget: Budget) -> str:
-    from membudget.ledger import predict
+    from membudget.planning.ledger import predict
 
     return subject(predict(budget))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from membudget.budget import Budget
-from membudget.probe.comparison import Row
+from membudget.budgets.budget import Budget
+from membudget.measure.comparison import Row
 
 Check = Callable[..., list[Row]]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from membudget.engines.transformers import CacheHeld, cache_bytes
+from membudget.engines.transformers.caches import CacheHeld, cache_bytes
 from membudget.model import build
-from tests_math import cache_reference as caches
-from tests_math import family_reference as ref
+from tests_math.model import cache_reference as caches
+from tests_math.model import family_reference as ref
 
 pytestmark = pytest.mark.transformers
 

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from membudget.budget import Budget
-from membudget.probe import guard, system
-from membudget.probe.comparison import Comparison, Row
-from membudget.probe.measure import WORKER, Job, Settings, config_of, measure_all
-from membudget.probe.plan import plan
+from membudget.budgets.budget import Budget
+from membudget.host import system
+from membudget.measure import guard
+from membudget.measure.comparison import Comparison, Row
+from membudget.measure.plan import plan
+from membudget.measure.run import WORKER, Job, Settings, config_of, measure_all
 from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal

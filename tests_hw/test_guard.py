@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from membudget.probe import guard, lock, system
+from membudget.host import system
+from membudget.measure import guard, lock
 from membudget.units import GIB, MIB
 
 pytestmark = [
@@ -165,7 +166,7 @@ def test_two_at_once_is_refused(tmp_path: Path) -> None:
     """A second process on the same machine is told who measures and what to do."""
     path = str(tmp_path / "lock")
     code = (
-        "import sys; from membudget.probe import lock\n"
+        "import sys; from membudget.measure import lock\n"
         "try:\n    with lock.machine_lock(sys.argv[1]): print('held')\n"
         "except lock.Busy as error: print(error)"
     )

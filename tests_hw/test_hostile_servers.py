@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from membudget.probe import serve as serving_module
-from membudget.probe import server
-from membudget.probe.comparison import Comparison
-from membudget.probe.serve import CannotServe, serve, server_command, serving
+from membudget.measure import serve as serving_module
+from membudget.measure import server
+from membudget.measure.comparison import Comparison
+from membudget.measure.serve import CannotServe, serve, server_command, serving
 from tests_hw.test_served import rehearsal
 
 pytestmark = pytest.mark.suite

@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
-from membudget.budget import Budget
-from membudget.engines import activations
-from membudget.probe import guard, system
-from membudget.probe.comparison import Comparison
-from membudget.probe.measure import WORKER, Job, Settings, config_of, limits, measure, measure_all
-from membudget.probe.plan import plan
+from membudget.budgets.budget import Budget
+from membudget.engines.transformers import activations
+from membudget.host import system
+from membudget.measure import guard
+from membudget.measure.comparison import Comparison
+from membudget.measure.plan import plan
+from membudget.measure.run import WORKER, Job, Settings, config_of, limits, measure, measure_all
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal
 
 pytestmark = pytest.mark.cpu
 
 ROOT = Path(__file__).parents[1]
-LLAMA = ROOT / "fixtures" / "models" / "meta-llama--Llama-3.1-8B.json"
+LLAMA = ROOT / "membudget" / "data" / "models" / "meta-llama--Llama-3.1-8B.json"
 CALM = guard.Limits(peak=2 * GIB, reserve=GIB // 2, floor=GIB // 2, seconds=300.0)
 
 
@@ -58,7 +59,7 @@ def test_known_peaks_of_a_full_size_model() -> None:
 def test_weights_of_a_checkpoint(llama: Budget, tmp_path: Path) -> None:
     """A checkpoint on disk, loaded by from_pretrained: the same weights, and no second copy while loading."""
     code = (
-        "import sys, json, torch\nfrom membudget.probe import models\n"
+        "import sys, json, torch\nfrom membudget.measure import models\n"
         "config = models.read_config(json.load(open(sys.argv[1])))\n"
         "models.random_model(config, 'bf16', 'cpu', 'sdpa').save_pretrained(sys.argv[2])"
     )

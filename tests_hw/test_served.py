@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from membudget.budget import Budget
-from membudget.budget_file import Sources, load
-from membudget.engines.vllm.oracle import ENV, find_python
-from membudget.probe import guard
-from membudget.probe.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
+from membudget.budgets.budget import Budget
+from membudget.budgets.file import Sources, load
+from membudget.engines.vllm.oracle.asking import ENV, find_python
+from membudget.measure import guard
+from membudget.measure.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
 from tests_hw.conftest import marked, own_lock, say_dry
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The rehearsal's budget, and those of the run that name vLLM, each with its machine's marker."""
     if "served" not in metafunc.fixturenames:
         return
-    from membudget.plugin import _BUDGETS
+    from membudget.pytest_plugin.plugin import _BUDGETS
 
     given = [item for file in metafunc.config.stash[_BUDGETS].files for item in file.budgets]
     params = []
@@ -97,7 +97,7 @@ def test_served(served: Budget, request: pytest.FixtureRequest) -> None:
     if comparison.status == "refused":
         pytest.skip(comparison.why)
     if comparison.status != "done" or comparison.broken:
-        from membudget.ledger import predict
+        from membudget.planning.ledger import predict
 
         where = f"{served.file}:{served.line}"
         about = subject(predict(served))

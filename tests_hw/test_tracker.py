@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parents[1] / "fixtures" / "tiny" / "llama.json"
 
 
 def _tracker(**more: Any) -> Any:
-    from membudget.probe.tracker import Tracker
+    from membudget.measure.tracker import Tracker
 
     return Tracker(**more)
 
@@ -48,7 +48,7 @@ def test_peak_is_of_one_moment() -> None:
 
 def test_ignored_rounded_and_limited() -> None:
     """Weights are left out, CUDA's 512 bytes are counted whole, and the ceiling is an exception that leaves nothing."""
-    from membudget.probe.tracker import CeilingExceeded
+    from membudget.measure.tracker import CeilingExceeded
 
     weight = torch.zeros(10)
     with _tracker(ignore=[weight], round_to=512) as tracker:
@@ -76,7 +76,7 @@ def test_equal_to_the_allocators_own_events() -> None:
     """A real forward: the tracker's peak is the one that torch.profiler's allocation events add up to."""
     from torch.profiler import ProfilerActivity, profile
 
-    from membudget.probe import models
+    from membudget.measure import models
 
     config = models.read_config(json.loads(CONFIG.read_text("utf-8")))
     for attention in ("eager", "sdpa"):
@@ -106,9 +106,9 @@ def test_equal_to_the_allocators_own_events() -> None:
 )
 def test_what_cannot_be_traced_is_said(config: str, attention: str, said: str) -> None:
     """A class that is not in transformers, and one without fused attention: why, and what to ask instead."""
-    from membudget.probe import models, trace
+    from membudget.measure import models, trace
 
-    raw = json.loads((CONFIG.parents[1] / "models" / f"{config}.json").read_text("utf-8"))
+    raw = json.loads((CONFIG.parents[2] / "membudget" / "data" / "models" / f"{config}.json").read_text("utf-8"))
     with pytest.raises(models.CannotBuild, match=said) as caught:
         trace.trace(raw, tokens=8, attention=attention)
     assert "`membudget " in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_class_that_looks_into_its_tensors_is_said() -> None:
     """A forward that depends on a tensor's data cannot be traced, and the message names the class and the operation."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from membudget.probe import models, trace
+    from membudget.measure import models, trace
 
     class Looks(torch.nn.Module):
         """Takes the non-zero places of its input."""
@@ -137,7 +137,7 @@ def test_a_caches_tensors_are_let_go() -> None:
     """Looking at a cache keeps nothing of it: without the garbage collector its bytes go with it."""
     import gc
 
-    from membudget.probe.trace import cache_tensors
+    from membudget.measure.trace import cache_tensors
 
     gc.disable()
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from membudget.machines import Machine
-from membudget.probe.measure import available_on, device_of
-from membudget.probe.pairs import Claim, Shown, predict, show
+from membudget.measure.pairs import Claim, Shown, predict, show
+from membudget.measure.run import available_on, device_of
 from membudget.units import GIB, MIB
 
 #: A machine of this size, of which the reserve is kept.  One claim fits, two do not.
@@ -104,7 +104,7 @@ def _on_device(machine: Machine, kind: str) -> Shown:
 @pytest.mark.parametrize("kind", ["engine", "notebook"])
 def test_the_predicted_one_fails_on_a_device(marker: str, kind: str) -> None:
     """The same on the device's own readings: one engine holds 4 GiB, and the second of two does not get its own."""
-    from membudget.detect import detect
+    from membudget.host.detect import detect
 
     shown = _on_device(detect(), kind)
     assert ("reserve" if kind == "engine" else "out of memory") in shown.said
@@ -113,11 +113,11 @@ def test_the_predicted_one_fails_on_a_device(marker: str, kind: str) -> None:
 @pytest.mark.cuda
 def test_a_second_process_has_a_context_of_its_own() -> None:
     """Two processes touch the device: their device bytes (NVML) together are twice those of one."""
-    from membudget.probe import guard
-    from membudget.probe.comparison import Row
-    from membudget.probe.measure import run_step
-    from membudget.probe.results import second_process
-    from membudget.tolerance import parse
+    from membudget.budgets.tolerance import parse
+    from membudget.measure import guard
+    from membudget.measure.comparison import Row
+    from membudget.measure.results import second_process
+    from membudget.measure.run import run_step
 
     limits = guard.Limits(peak=4 * GIB, reserve=GIB, floor=GIB, seconds=300.0)
     outcome = run_step({"do": "second_context"}, {}, "bf16", limits, device="cuda")

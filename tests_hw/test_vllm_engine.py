@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from membudget import formats
-from membudget.engines.vllm.oracle import ENV, find_python
-from membudget.engines.vllm.pool import Pool, PoolRequest, plan_pool
-from membudget.engines.vllm.ranks import stages
+from membudget.engines.vllm.oracle.asking import ENV, find_python
+from membudget.engines.vllm.parallel.ranks import stages
+from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
+from membudget.measure.serve import server_command
 from membudget.model import build
-from membudget.probe.serve import server_command
 from tests_hw.tiny_models import TINY
 from tests_hw.vllm_engine import (
     EngineFailed,
@@ -283,7 +283,7 @@ def test_vllms_classes_still_hold_what_the_golden_file_says(vllm_python: str, tm
     """Asked again, vLLM's own classes say of their ranks what fixtures/oracle/ranks.json keeps."""
     root, target = Path(__file__).parents[1], tmp_path / "ranks.json"
     names = ["mistralai--Mixtral-8x7B-v0.1", "deepseek-ai--DeepSeek-V2-Lite", "tiny:falcon-h1"]
-    script = str(root / "scripts/golden_ranks.py")
+    script = str(root / "tools/golden_ranks.py")
     done = subprocess.run(
         [vllm_python, script, "--to", str(target), *names], capture_output=True, text=True, timeout=600, check=False
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from membudget.engines.vllm.oracle import ENV, OracleError, ask, find_python, text_only
-from membudget.engines.vllm.pool import PoolRequest, plan_pool
+from membudget.engines.vllm.oracle.asking import ENV, OracleError, ask, find_python, text_only
+from membudget.engines.vllm.pool.plan import PoolRequest, plan_pool
 from membudget.model import build
 
 pytestmark = pytest.mark.cpu
-MODELS = Path(__file__).parents[1] / "fixtures" / "models"
+MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
 CASES = [
     {"max_model_len": length, "max_num_batched_tokens": batched}
     for batched in (2_048, 8_192)

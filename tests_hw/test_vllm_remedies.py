@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from membudget.engines.vllm.compare import compare
-from membudget.engines.vllm.log import parse_file
-from membudget.engines.vllm.remedies import remedies
+from membudget.engines.vllm.logs.compare import compare
+from membudget.engines.vllm.logs.log import parse_file
+from membudget.engines.vllm.logs.remedies import remedies
 from membudget.model import build
 from tests_hw.test_vllm_engine import TINY, vllm_python  # noqa: F401  (a fixture)
 from tests_hw.vllm_engine import run_forks

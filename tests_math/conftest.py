@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from membudget.cli import main
+from membudget.cli.main import main
 from membudget.model import Model, build
-from tests_math.doctor_machine import put, spark  # noqa: F401  (fixtures of the doctor's tests)
+from tests_math.doctor.doctor_machine import put, spark  # noqa: F401  (fixtures of the doctor's tests)
 
-MODELS = Path(__file__).parents[1] / "fixtures" / "models"
+MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
 
 # No test fails because a machine is busy; the first draw of a text alone takes seconds in a new clone.
 settings.register_profile("membudget", deadline=None, suppress_health_check=[HealthCheck.too_slow])

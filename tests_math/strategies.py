@@ -60,7 +60,7 @@ command_lines = st.one_of(
 @st.composite
 def tolerances(draw: st.DrawFn, unit: str = "bytes") -> Any:
     """Any tolerance of a budget's lines."""
-    from membudget.tolerance import EXACT, Tolerance
+    from membudget.budgets.tolerance import EXACT, Tolerance
 
     kind = draw(st.sampled_from(["exact", "within", "within+", "below"]))
     if kind == "exact":

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from membudget.cli import COMMANDS, parser_of
+from membudget.cli.main import COMMANDS, parser_of
 
 pytestmark = pytest.mark.suite
 ROOT = Path(__file__).parents[1]
@@ -148,8 +148,8 @@ def test_yaml_loads(page: Path, tmp_path: Path) -> None:
     """Budgets and tables of machines load without a word; other YAML is YAML."""
     import yaml
 
-    from membudget import machine_file
-    from membudget.budget_file import Sources, parse
+    from membudget.budgets.file import Sources, parse
+    from membudget.machines import file as machine_file
 
     for block in blocks(page):
         if block.language != "yaml":
@@ -231,7 +231,7 @@ def plan(ask: Any) -> Any:
 @pytest.mark.skipif(os.name == "nt", reason="pytest prints other paths")
 @pytest.mark.parametrize("name", ["passing", "failing"])
 def test_pictures_of_terminals_are_what_pytest_prints(name: str) -> None:
-    """Every line of a new run is in the picture: `python scripts/screenshots.py` was run after the last change."""
+    """Every line of a new run is in the picture: `python tools/screenshots.py` was run after the last change."""
     import html
     import runpy
 

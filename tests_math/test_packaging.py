@@ -127,7 +127,7 @@ def test_the_wheel_carries_all_it_reads(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     places = {
-        "fixtures/models": "membudget/_data/models", "budgets": "membudget/_data/budgets", "membudget": "membudget",
+        "budgets": "membudget/data/budgets", "membudget": "membudget",
     }  # fmt: skip
     expected = {
         f"{there}/{path.relative_to(ROOT / here).as_posix()}"
@@ -135,7 +135,6 @@ def test_the_wheel_carries_all_it_reads(wheel: Path) -> None:
         for path in (ROOT / here).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    expected |= {f"membudget/_data/{name}" for name in ("machines.yaml", "machines.json", "known_changes.yaml")}
     assert expected - names == set()
     assert {name for name in names if ".dist-info/" not in name} - expected == set()
 

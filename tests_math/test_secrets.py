@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from membudget.cli import main
-from membudget.locate import without_tokens
+from membudget.cli.main import main
+from membudget.sources.locate import without_tokens
 from tests_math.test_security import CONTROL, EVIL, ROOT, TOKEN, Run, harmless, limited
 
 pytestmark = pytest.mark.suite
@@ -40,7 +40,7 @@ def test_a_token_is_nowhere(tmp_path: Path) -> None:
     ):
         said.append(harmless(limited(*argv, cwd=tmp_path, **env), *codes))
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "membudget.tests"]
-    command += ["-p", "no:cacheprovider", "-p", "membudget.plugin", "--record"]
+    command += ["-p", "no:cacheprovider", "-p", "membudget.pytest_plugin.plugin", "--record"]
     command += [f"--vllm=docker run -e HF_TOKEN={TOKEN} vllm", f"--runs={tmp_path / 'runs'}"]
     (tmp_path / "budgets" / "bad.yaml").write_text(
         "model: Qwen/Qwen3-8B\nformat: bf16\nctx: 8Ki\nusers: 1\nmachine: h100\nexpect: {params: 1}\n"
@@ -88,7 +88,7 @@ def test_what_looks_like_a_secret_is_replaced(text: str, shown: str) -> None:
 
 def test_a_message_of_any_error_is_cleaned(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """The one place where errors become messages replaces secrets and control characters, whoever raised."""
-    from membudget.commands import models
+    from membudget.cli.commands import models
 
     def fail(args: Any) -> None:
         raise OSError(5, f"cannot open{EVIL} https://me:hunter2@host {TOKEN}")

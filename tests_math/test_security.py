@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from membudget.probe.lock import Busy, machine_lock
+from membudget.measure.lock import Busy, machine_lock
 
 pytestmark = pytest.mark.suite
 
@@ -85,7 +85,7 @@ def test_yaml_makes_no_objects(text: str, door: str, tmp_path: Path) -> None:
 
 def test_a_models_own_code_is_never_run(tmp_path: Path) -> None:
     """auto_map, custom code beside the config, and a trust_remote_code in it: read as data by every command."""
-    config = json.loads((ROOT / "fixtures" / "models" / "Qwen--Qwen3-8B.json").read_text(encoding="utf-8"))
+    config = json.loads((ROOT / "membudget" / "data" / "models" / "Qwen--Qwen3-8B.json").read_text(encoding="utf-8"))
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     config["trust_remote_code"] = True
     folder = tmp_path / "model"
@@ -221,7 +221,12 @@ def test_pytest_is_not_obeyed_either(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--pyargs", "membudget.tests", "-p", "no:cacheprovider", "-rA", "-vv"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     done = subprocess.run(
-        [*command, "-p", "membudget.plugin"], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        [*command, "-p", "membudget.pytest_plugin.plugin"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
     )
     assert "failed" in done.stdout
     assert not CONTROL.search(done.stdout + done.stderr)

@@ -61,7 +61,7 @@ def test_a_trace_runs_no_code_of_the_model(model_type: str, tmp_path: Path) -> N
 
 def test_a_checkpoint_of_pickles_is_not_opened(tmp_path: Path) -> None:
     """pytorch_model.bin beside the config: refused where weights are loaded, and nothing in it runs."""
-    from membudget.probe.models import checkpoint_model
+    from membudget.measure.models import checkpoint_model
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     call = f"cbuiltins\nopen\n(V{tmp_path / 'owned'}\nVw\ntR."

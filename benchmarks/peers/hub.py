@@ -22,7 +22,7 @@ WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "U8": 1, "F8_E4M3": 1}
 def config_of(model: str) -> dict[str, Any]:
     """The model's config.json as this repository carries it."""
     name = model.replace("/", "--") + ".json"
-    for folder in ("benchmarks/peers/configs", "fixtures/models", "fixtures/oracle/configs"):
+    for folder in ("benchmarks/peers/configs", "membudget/data/models", "fixtures/oracle/configs"):
         if (ROOT / folder / name).exists():
             found: dict[str, Any] = json.loads((ROOT / folder / name).read_text(encoding="utf-8"))
             found.pop("_source", None)

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import os
 
-from membudget.checkpoint.entries import (
-    Checkpoint,
-    CheckpointError,
-    DtypeTotal,
-    Skipped,
-    StoredFile,
-    StoredTensor,
-)
+from membudget.checkpoint.differences import Differences
+from membudget.checkpoint.entries import Checkpoint, CheckpointError, DtypeTotal, Skipped, StoredFile, StoredTensor
 from membudget.checkpoint.reading import read_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.checkpoint.differences import Differences
-    from membudget.formats import Format
-    from membudget.model import Config, Model
+from membudget.formats import Format
+from membudget.model import Config, Model
 
 __all__ = [
     "Checkpoint",
@@ -44,11 +34,11 @@ def read(path_or_repo: str | os.PathLike[str], *, offline: bool | None = None) -
     name = os.fspath(path_or_repo)
     if os.path.exists(os.path.expanduser(name)):
         return read_path(name)
-    from membudget.locate import is_repo_file
+    from membudget.sources.locate import is_repo_file
 
     if name.lower().endswith((".safetensors", ".gguf", ".json")) and not is_repo_file(name):
         return read_path(name)
-    from membudget.checkpoint.hub import read_repo
+    from membudget.sources.hub import read_repo
 
     return read_repo(name, offline=offline)
 

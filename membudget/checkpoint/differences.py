@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from membudget.checkpoint.entries import Checkpoint, StoredTensor
 from membudget.checkpoint.roles import PACKED, beside, canonical, layer_of, module, role_of
-
-if TYPE_CHECKING:
-    from membudget.formats import Format
-    from membudget.model import Model
+from membudget.formats import Format
+from membudget.model import Model
 
 Shape = tuple[int, ...]
 #: Why a stored tensor is not a parameter of the text model, in words.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 #: Bits an element of each safetensors dtype (safetensors 0.8 `Dtype`).
 SAFETENSORS_BITS: dict[str, int] = {

@@ -10,16 +10,13 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from typing import Any
 
 from membudget.checkpoint.entries import CheckpointError, Skipped, StoredFile, StoredTensor
 from membudget.formats.base import FormatError
 from membudget.formats.ggml import by_id
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    _Info = tuple[str, int, tuple[int, ...], str, int, int]
+_Info = tuple[str, int, tuple[int, ...], str, int, int]
 
 MAGIC = b"GGUF"
 #: Real headers are under 32 MiB (a vocabulary of 262,144 with its merges).

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 from membudget.checkpoint import safetensors_file
 from membudget.checkpoint.entries import MAX_TENSORS, Checkpoint, CheckpointError, StoredFile, StoredTensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
 
 INDEX = "model.safetensors.index.json"
 #: The most files of one checkpoint; the largest published have a few hundred.

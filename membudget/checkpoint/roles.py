@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from membudget.checkpoint.entries import Checkpoint
-
-if TYPE_CHECKING:
-    from membudget.model import Model
+from membudget.model import Model
 
 #: Stored beside the text model's own tensors, by name; the first that matches counts.
 _BESIDE = (

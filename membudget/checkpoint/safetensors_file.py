@@ -7,13 +7,10 @@ The rules are those of the safetensors library, and one more: a name may stand o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 from membudget.checkpoint.entries import SAFETENSORS_BITS, CheckpointError, StoredFile, StoredTensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
 
 #: The library's own limit.
 MAX_HEADER = 100_000_000

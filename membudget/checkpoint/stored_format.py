@@ -7,15 +7,10 @@ import os
 import re
 
 from membudget.checkpoint import Checkpoint, CheckpointError, by_role, read_path
-from membudget.checkpoint.differences import compare
+from membudget.checkpoint.differences import Differences, compare
 from membudget.formats import Format, Weights
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.checkpoint.differences import Differences
-    from membudget.locate import Located
-    from membudget.model import Model
-
+from membudget.model import Model
+from membudget.sources.locate import Located
 
 #: What may be missing, as 1 / PART of the parameters, before files are taken for a part of the model.
 PART = 4

@@ -6,12 +6,12 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from membudget.available import Here
-from membudget.detect import DetectError, detect
 from membudget.doctor.source import Held, Source
-from membudget.engines.vllm.oracle import ENV as VLLM
+from membudget.engines.vllm.oracle.asking import ENV as VLLM
+from membudget.host.available import Here
+from membudget.host.detect import DetectError, detect
+from membudget.host.readings import Reading, Unknown
 from membudget.machines import SPARK_GPU, Machine
-from membudget.probe.readings import Reading, Unknown
 
 Text = str | Unknown
 
@@ -68,7 +68,7 @@ class Look(NamedTuple):
 
     @property
     def here(self) -> Here:
-        """For `membudget.available`."""
+        """For `membudget.host.available`."""
         return Here(self.gpus, value(self.torch) or "", value(self.transformers) or "")
 
     def as_json(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from membudget.doctor.machine import Look, value
 from membudget.doctor.trap import Trap
 from membudget.engines.vllm.versions import NEWEST, OLDEST, VersionError, rules
-from membudget.locate import cache_folder
-from membudget.probe.readings import Unknown
+from membudget.host.readings import Unknown
+from membudget.sources.locate import cache_folder
 from membudget.units import GIB, gib
 
 #: The versions of transformers between which the numbers were proven (docs/versions.md).

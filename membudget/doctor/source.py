@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from membudget.detect import System
-from membudget.probe import system
-from membudget.probe.readings import Reading, Unknown, number
+from membudget.host import system
+from membudget.host.detect import System
+from membudget.host.readings import Reading, Unknown, number
 from membudget.units import MIB
 
 
@@ -174,7 +174,7 @@ class Source(System):
 
     def _nvml(self) -> list[Held] | None:
         """NVML's answer for every device; None where it cannot be asked."""
-        from membudget.probe import nvml
+        from membudget.host import nvml
 
         found = []
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from membudget.available import missing
 from membudget.doctor.machine import Look, value
-from membudget.engines.vllm.oracle import ENV as VLLM
-from membudget.probe.readings import Unknown
+from membudget.engines.vllm.oracle.asking import ENV as VLLM
+from membudget.host.available import missing
+from membudget.host.readings import Unknown
 
 #: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64; of the version that is there.
 TORCH_CUDA = "pip install --force-reinstall torch{version} --index-url https://download.pytorch.org/whl/cu130"

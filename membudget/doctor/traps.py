@@ -13,8 +13,8 @@ from membudget.doctor.machine import Look, value
 from membudget.doctor.source import Held, Process
 from membudget.doctor.trap import Trap
 from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
-from membudget.probe.guard import UNIFIED_FLOOR
-from membudget.probe.readings import Unknown
+from membudget.host.readings import Unknown
+from membudget.measure.guard import UNIFIED_FLOOR
 from membudget.units import GIB, MIB, gib
 
 #: Programs of a desktop session, by their names in /proc (at most 15 letters there).

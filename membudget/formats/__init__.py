@@ -7,15 +7,11 @@ and `Format.weigh` sums a model.  KV cache dtypes are in `membudget.formats.kv`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from membudget.formats.base import Format, FormatError, Stored, UnknownFormat, Weights
 from membudget.formats.registry import describe, get, names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from membudget.model.config import Config
+from membudget.model.config import Config
 
 __all__ = ["Format", "FormatError", "Stored", "UnknownFormat", "Weights", "describe", "get", "names", "of_config"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model import Model
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.tensors import Tensor
 
 #: Bits of one element, by the dtype's name in a safetensors header.
 DTYPE_BITS: dict[str, int] = {

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
 from membudget.formats.modules import Matcher, matcher, module_of
 from membudget.formats.quantization import Quantization, declaration, dense_dtype
 from membudget.formats.safetensors import Choose, Safetensors, Scheme
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from membudget.model import Model
-    from membudget.model.config import Config
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.config import Config
+from membudget.model.tensors import Tensor
 
 _NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 

@@ -7,8 +7,9 @@ in 36 and which never lies in a file.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from membudget.formats.base import FormatError
-from membudget.records import NamedTuple
 
 
 class GgmlType(NamedTuple):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, layout
 from membudget.formats.ggml import TYPES
 from membudget.formats.gguf_mix import FALLBACK, MIXES, PLAIN, Mix, Place, Rule
 from membudget.formats.gguf_names import Named, named
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model import Model
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.tensors import Tensor
 
 #: Kept as converted, by a part of the name (tensor_allows_quantization in llama-quant.cpp)...
 _KEPT = (

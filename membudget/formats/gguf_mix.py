@@ -9,8 +9,7 @@ for the mix's base type.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from membudget.records import NamedTuple
+from typing import NamedTuple
 
 
 class Place(NamedTuple):

@@ -8,14 +8,11 @@ weights are permuted for RoPE, which changes no size.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from membudget.formats.base import FormatError
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model import Model
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.tensors import Tensor
 
 
 class Named(NamedTuple):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, is_layer_matrix
 from membudget.formats.modules import Matcher, matcher, module_of
 from membudget.formats.quantization import Quantization, is_linear
 from membudget.formats.safetensors import Safetensors, Scheme
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from membudget.model import Model
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.tensors import Tensor
 
 #: A target that means every nn.Linear.
 _CLASSES = ("Linear",)

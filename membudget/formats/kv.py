@@ -10,18 +10,12 @@ llama.cpp src/llama-kv-cache.cpp and common/arg.cpp (kv_cache_types).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from membudget.formats.base import FormatError, UnknownFormat
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from membudget.formats.base import Format
-    from membudget.model import Model
-    from membudget.model.caches import CacheShape, CacheSpec, State
-    from membudget.model.config import Config
+from membudget.formats.base import Format, FormatError, UnknownFormat
+from membudget.model import Model
+from membudget.model.caches import CacheShape, CacheSpec, State
+from membudget.model.config import Config
 
 
 class KvBytes(NamedTuple):

@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from membudget.formats.base import FormatError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 #: A pattern longer than this is no module's name.
 MAX_PATTERN = 500

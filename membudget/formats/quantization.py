@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from membudget.formats.base import FormatError, is_layer_matrix
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from membudget.model.config import Config
-    from membudget.model.tensors import Tensor
+from membudget.model.config import Config
+from membudget.model.tensors import Tensor
 
 #: torch's dtypes by the names that configs use.
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float": "F32", "half": "F16"}

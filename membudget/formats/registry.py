@@ -7,13 +7,9 @@ A name is a base and options, joined by dashes: ``awq-g64``, ``gptq-8bit-g32``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from membudget.formats.base import Format, FormatError, UnknownFormat
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Entry(NamedTuple):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, is_layer_matrix, layout, piece
-from membudget.records import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model import Model
-    from membudget.model.tensors import Tensor
+from membudget.model import Model
+from membudget.model.tensors import Tensor
 
 
 class Scheme(NamedTuple):

@@ -1,4 +1,4 @@
-"""Known changes of vLLM and transformers that move bytes: fixtures/known_changes.yaml."""
+"""Known changes of vLLM and transformers that move bytes: membudget/data/known_changes.yaml."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from membudget.budgets.tolerance import EXACT, Tolerance, parse
 from membudget.history.changes import Change, Known, known_changes
 from membudget.history.record import Entry, Line, Record
-from membudget.tolerance import EXACT, Tolerance, parse
 from membudget.units import UnitError
 
 #: A measured line that says nothing of its own may differ by so much between two runs.

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from membudget import __version__, asking
+from membudget import __version__
 from membudget.history.record import Entry, Record, as_table
+from membudget.host import asking
 
 #: Packages whose version can move bytes, by the name of their distribution.
 PACKAGES = (
@@ -81,7 +82,7 @@ def make(
 
 def machine() -> dict[str, Any]:
     """This machine: name (of its file), title, memory in bytes, driver, CUDA, kernel, architecture."""
-    from membudget.detect import DetectError, detect
+    from membudget.host.detect import DetectError, detect
 
     out: dict[str, Any] = {
         "kernel": platform.release(),

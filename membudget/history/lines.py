@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.budget import Budget
+from membudget.budgets.budget import Budget
 from membudget.history.record import WHOLE_MACHINE, Line
-from membudget.ledger import BUCKETS, Ledger, predict
+from membudget.planning.ledger import BUCKETS, Ledger, predict
 
 
 def predicted(budget: Budget) -> dict[str, Line]:

@@ -44,8 +44,8 @@ def of_log(path: str, version: str = "") -> Record:
     import os
     from datetime import UTC, datetime
 
-    from membudget.engines.vllm.log import parse_file
-    from membudget.engines.vllm.verdict import verdict
+    from membudget.engines.vllm.logs.log import parse_file
+    from membudget.engines.vllm.logs.verdict import verdict
 
     engines = parse_file(path)
     if not engines:
@@ -94,7 +94,7 @@ def _digits(half: float, unit: str) -> str:
 
 
 def _settings(engine: Any) -> dict[str, Any]:
-    from membudget.engines.vllm.explain import find_model
+    from membudget.engines.vllm.logs.explain import find_model
 
     found = {name: engine.setting(name) for name in SETTINGS}
     found["max_model_len"] = engine.max_model_len

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from membudget.tolerance import Tolerance, parse
+from membudget.budgets.tolerance import Tolerance, parse
 from membudget.units import UnitError
 
 
@@ -297,7 +297,7 @@ def _kind(value: object) -> str:
 
 
 def samples_of(rows: Iterable[Any]) -> dict[str, Samples]:
-    """Samples of `membudget.probe.comparison` rows as columns, by line; rows without any are left out."""
+    """Samples of `membudget.measure.comparison` rows as columns, by line; rows without any are left out."""
     return {
         row.name: {name: [sample.get(name) for sample in row.samples] for name in row.samples[0]}
         for row in rows

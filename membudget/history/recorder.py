@@ -191,7 +191,7 @@ def refusal(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 def rows_to_lines(rows: Iterable[Any]) -> dict[str, Line]:
-    """Rows of `membudget.probe.comparison` as lines."""
+    """Rows of `membudget.measure.comparison` as lines."""
     out: dict[str, Line] = {}
     for row in rows:
         unit = row.unit if row.unit in ("bytes", "count") else "word"

@@ -1,7 +1,7 @@
 """What one version of an engine makes of budgets: asked in its own environment, held against the arithmetic.
 
-transformers: weights and cache of the full-size model on fake tensors (`membudget.probe.survey`).
-vLLM: its own pool code (`membudget.engines.vllm.oracle`), which allocates nothing either.
+transformers: weights and cache of the full-size model on fake tensors (`membudget.measure.survey`).
+vLLM: its own pool code (`membudget.engines.vllm.oracle.asking`), which allocates nothing either.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from membudget.budget import Budget
+from membudget.budgets.budget import Budget
+from membudget.budgets.tolerance import parse
 from membudget.history import lines as of
 from membudget.history.record import Entry, Line
-from membudget.tolerance import parse
 
 DENSE = {"bf16": 2, "fp16": 2, "fp32": 4}
 #: A format that transformers cannot be asked for runs in this; its weights are then no line.
@@ -124,16 +124,16 @@ def _ask_transformers(python: str, budgets: Sequence[Budget], timeout: float) ->
     ]
     with tempfile.TemporaryDirectory(prefix="membudget-survey-") as folder:
         # only membudget itself: its environment's other packages must not shadow the asked version's
-        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # membudget/
         _link(package, os.path.join(folder, "membudget"))
         environment = {**os.environ, "PYTHONPATH": folder, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        command = [python, "-W", "ignore", "-m", "membudget.probe.survey"]
+        command = [python, "-W", "ignore", "-m", "membudget.measure.survey"]
         text = _talk(command, json.dumps({"subjects": subjects}), environment, timeout)
     return read_answers(text, {budget.id: budget for budget in budgets})
 
 
 def read_answers(text: str, budgets: Mapping[str, Budget]) -> Answer:
-    """The lines that `membudget.probe.survey` writes; what else a library prints is left alone."""
+    """The lines that `membudget.measure.survey` writes; what else a library prints is left alone."""
     versions: dict[str, str] = {}
     lines: dict[str, dict[str, int]] = {}
     errors: dict[str, str] = {}
@@ -168,8 +168,8 @@ def _kept(found: dict[str, int], budget: Budget) -> dict[str, int]:
 
 
 def _ask_vllm(python: str, budgets: Sequence[Budget], timeout: float) -> Answer:
-    from membudget.engines.vllm.oracle import OracleError
-    from membudget.engines.vllm.oracle import ask as ask_oracle
+    from membudget.engines.vllm.oracle.asking import OracleError
+    from membudget.engines.vllm.oracle.asking import ask as ask_oracle
 
     versions: dict[str, str] = {}
     lines: dict[str, dict[str, int]] = {}
@@ -211,7 +211,7 @@ def _predicted(budget: Budget, engine: str, versions: Mapping[str, str]) -> dict
     """The arithmetic's own figures for this version."""
     if engine == "vllm":
         return _predicted_pool(budget, versions)
-    from membudget.engines.transformers import cache_bytes
+    from membudget.engines.transformers.caches import cache_bytes
 
     found = {"params": budget.model.count.params}
     if budget.format.name in DENSE:
@@ -224,7 +224,7 @@ def _predicted(budget: Budget, engine: str, versions: Mapping[str, str]) -> dict
 
 
 def _predicted_pool(budget: Budget, versions: Mapping[str, str]) -> dict[str, int]:
-    from membudget.engines.vllm.pool import PoolRequest, plan_pool
+    from membudget.engines.vllm.pool.plan import PoolRequest, plan_pool
 
     try:
         pool = plan_pool(
@@ -249,7 +249,7 @@ def _predicted_pool(budget: Budget, versions: Mapping[str, str]) -> dict[str, in
 
 def _available(budget: Budget) -> int:
     """Bytes for the pool: what the budget's users need, so that every version is asked the same."""
-    from membudget.ledger import predict
+    from membudget.planning.ledger import predict
 
     return max(predict(budget).kv_cache, 2**30)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from membudget.history.drift import LOG, Drift, Move, Since
 from membudget.history.record import CONTRADICTS, Entry, Line, Record
-from membudget.report.terminal import Terminal, table
+from membudget.text.terminal import Terminal, table
 from membudget.units import GIB, MIB, short
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
@@ -12,10 +13,6 @@ from membudget.model.families import Family, all_families, find
 from membudget.model.tensors import ParameterCount, Tensor, count
 from membudget.model.towers import towers
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, WHOLE, parts, rename
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 __all__ = [
     "CacheShape",

@@ -7,8 +7,7 @@ whether a window is kept exactly, and how blocks are padded is its business.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from membudget.records import NamedTuple
+from typing import NamedTuple
 
 #: full: keys and values of every token.  sliding: of the last `window` tokens.
 #: chunked: of the current chunk of `window` tokens.  latent: MLA, one compressed

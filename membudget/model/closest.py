@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from membudget.model.config import Config
 from membudget.model.defaults import class_defaults
-from membudget.model.families.index import MODULE_OF
+from membudget.model.families import all_families
 
 #: Keys that say nothing about how a model is built.
 COMMON = {"vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings", "is_encoder_decoder"}
@@ -21,7 +21,7 @@ def closest(config: Config) -> str | None:
     if {"hidden_size", "intermediate_size"} <= written and {key for key in written if _structural(key)} <= llama:
         return "llama"  # nothing in it that Llama has not: the plainest reading
     best, best_score = None, 0.25
-    for model_type in sorted(MODULE_OF, key=lambda name: (len(name), name)):
+    for model_type in sorted(all_families(), key=lambda name: (len(name), name)):
         values, _ = class_defaults(model_type)
         keys = set(values) - COMMON
         if not keys:
@@ -52,7 +52,7 @@ def _by_architecture(config: Config) -> str | None:
         listed = place.get("architectures")
         if isinstance(listed, list) and listed and isinstance(listed[0], str):
             stem = listed[0].partition("For")[0].lower()
-            for model_type in MODULE_OF:
+            for model_type in all_families():
                 if model_type.replace("_", "").replace("-", "") == stem:
                     return model_type
     return None

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from json import loads
+from typing import Any
 
 from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
-from membudget.quick_json import loads
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 #: The same quantity under the names that published configs give it.
 ALIASES: dict[str, tuple[str, ...]] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-
-from membudget.records import NamedTuple
+from typing import NamedTuple
 
 #: Buckets of `ParameterCount.by_role`.  A role is one of these, or one of these
 #: with a dotted part behind it: ``mlp.experts``, ``mlp.router``, ``attn.indexer``.

@@ -1,30 +1,26 @@
 """The page to play with a plan: Python's coefficients and piecewise rules, evaluated by `static/ledger.js`.
 
 No number is computed twice in two ways: weights, cache and overhead travel as bytes, activations as
-coefficients (`membudget.engines.activations.coefficients`), and what the script does with them are the
-sums, minima and maxima of `membudget.ledger`.
+coefficients (`membudget.engines.transformers.activations.coefficients`), and what the script does with them are the
+sums, minima and maxima of `membudget.planning.ledger`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
 from membudget import __version__, formats
-from membudget.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF, is_gguf
-from membudget.capacity import MAX_CTX, MAX_USERS
-from membudget.changes import SMALL_STEP, most_share
-from membudget.engines import activations, llama_cpp
-from membudget.formats import kv
-from membudget.records import NamedTuple
+from membudget.budgets.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF, is_gguf
+from membudget.engines.llama_cpp import cells as llama_cpp
+from membudget.engines.transformers import activations
+from membudget.formats import Format, kv
+from membudget.machines import Machine
+from membudget.model import Model
+from membudget.planning.capacity import MAX_CTX, MAX_USERS
+from membudget.planning.suggestions import SMALL_STEP, most_share
 from membudget.report import html
 from membudget.report.plan import model_context
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from membudget.formats import Format
-    from membudget.machines import Machine
-    from membudget.model import Model
 
 #: The order in which `Ledger.broken_by` adds them up: the one at the line is the one that breaks it.
 DRAWN = ("overhead", "weights", "activations", "kv_cache")
@@ -113,7 +109,7 @@ def published(choice: Choice) -> str:
 
 
 def _weights(form: Format, model: Model) -> dict[str, Any]:
-    """name: what suggestions call it.  width: bytes an element of a temporary, as `membudget.capacity` has it."""
+    """name: what suggestions call it.  width: bytes an element of a temporary, as `planning.capacity` has it."""
     try:
         weights = form.weigh(model)
     except formats.FormatError as error:
@@ -124,7 +120,7 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
 
 
 def _cache(name: str, model: Model) -> dict[str, Any]:
-    """engine: whose dtype it is, as `membudget.budget.EngineKind` has it; null for any.
+    """engine: whose dtype it is, as `membudget.budgets.budget.EngineKind` has it; null for any.
 
     llama_cpp: the cells of one slot, or the error that refuses them.
     """

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.changes import nothing_helps
-from membudget.judge import Finding, Verdict, bucket_why
-from membudget.ledger import BUCKETS, SHARE, Ledger, limit_text, share_text
+from membudget.budgets.tolerance import Expectation
+from membudget.planning.check import Finding, Verdict, bucket_why
+from membudget.planning.ledger import BUCKETS, SHARE, Ledger, limit_text, share_text
+from membudget.planning.suggestions import nothing_helps
 from membudget.report.ranks import plain_table
-from membudget.report.terminal import table
-from membudget.tolerance import Expectation
+from membudget.text.terminal import table
 from membudget.units import GIB, MIB, short
 
 _SIZES = (*BUCKETS, "total", "headroom")

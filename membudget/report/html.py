@@ -6,12 +6,10 @@ data travels as JSON in a block that is never run, and text from outside is esca
 
 from __future__ import annotations
 
-from membudget.locate import without_tokens
+from collections.abc import Sequence
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from membudget.sources.locate import without_tokens
 
 #: JavaScript's numbers are exact below this; a larger integer would be rounded silently.
 EXACT = 2**53

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from membudget.capacity import share_room
-from membudget.ledger import BUCKETS, SHARE, Ledger, engine_limit
-from membudget.report.terminal import Terminal, columns, plain
+from membudget.model import Model
+from membudget.planning.capacity import share_room
+from membudget.planning.ledger import BUCKETS, SHARE, Ledger, engine_limit
+from membudget.text.terminal import Terminal, columns, plain
 from membudget.units import both, short
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model import Model
 
 _NAME, _SIZE = 12, 11
 #: Columns from which on sizes also stand in GB.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from membudget.ledger import BUCKETS, Ledger, Rank, ranks_text
-from membudget.report.terminal import Terminal
-from membudget.units import short
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from membudget.planning.ledger import BUCKETS, Ledger, Rank, ranks_text
+from membudget.text.terminal import Terminal
+from membudget.units import short
 
 
 def table(ledger: Ledger, terminal: Terminal) -> list[str]:

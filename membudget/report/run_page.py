@@ -176,7 +176,7 @@ def _fragmentation(told: Told) -> str:
 
 
 def _limit(allowed: str) -> int | None:
-    from membudget.tolerance import parse
+    from membudget.budgets.tolerance import parse
     from membudget.units import UnitError, parse_bytes
 
     try:

@@ -18,7 +18,7 @@ _KNOWN = "reserved and not allocated"
 def lines(rows: Iterable[Any], unicode: bool = True) -> list[str]:
     """A heading and one line for each kind of cache; nothing where nothing was measured.
 
-    rows: of `membudget.probe.comparison`.
+    rows: of `membudget.measure.comparison`.
     """
     found = steps_of(samples_of(rows))
     if not found:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from membudget.budgets.tolerance import Expectation
 from membudget.history.lines import of_ledger, settings
 from membudget.history.record import Entry, Line, Record, Samples
-from membudget.judge import Verdict
-from membudget.ledger import BUCKETS
-from membudget.tolerance import Expectation
+from membudget.planning.check import Verdict
+from membudget.planning.ledger import BUCKETS
 from membudget.units import short
 
 #: In the order in which `Ledger.broken_by` adds them up: the bucket at the line is the one that breaks it.
@@ -164,7 +164,7 @@ def _of_verdict(verdict: Verdict) -> Told:
     asked = settings(budget)
     if ledger is None:
         return Told(budget.id, state, verdict.error, {}, asked, budget.capacity, where=where)
-    from membudget.capacity import engine_limit, user_cache
+    from membudget.planning.capacity import engine_limit, user_cache
 
     claim = engine_limit(budget)
     growth = _growth(user_cache(budget), budget.ctx, None)
@@ -244,8 +244,8 @@ def _recorded_growth(asked: dict[str, Any], slope: Line | None, measured: int | 
     if not isinstance(ctx, int) or slope is None:
         return None
     from membudget.formats import kv
-    from membudget.locate import locate
     from membudget.model import build
+    from membudget.sources.locate import locate
 
     try:
         found = locate(str(asked["model"]), offline=True)

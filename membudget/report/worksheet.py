@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from membudget.probe.comparison import Comparison, Row
+from membudget.measure.comparison import Comparison, Row
 from membudget.report import samples
-from membudget.report.terminal import table
+from membudget.text.terminal import table
 from membudget.units import GIB, MIB, short
 
 HEAD = ("line", "predicted", "measured", "off by", "allowed", "verdict")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from membudget.budget import Budget
-from membudget.judge import judge
+from membudget.budgets.budget import Budget
+from membudget.planning.check import judge
 from membudget.report.failure import failure
 
 

@@ -5,7 +5,7 @@ vLLM: utils/torch_utils.py, v1/kv_cache_interface.py, the attention backends' ge
 
 from __future__ import annotations
 
-from membudget.engines.vllm import states
+from membudget.engines.vllm.pool import states
 from membudget.engines.vllm.versions import Rules
 from membudget.model.config import Config
 

@@ -1,19 +1,15 @@
 """What a config class assumes for keys that a config.json leaves out.
 
 One JSON file a model_type, ``{"aliases": {attribute: key}, "values": {key: value}}``, written
-by scripts/class_defaults.py from transformers.  Absent is not null: a key that is there
+by tools/class_defaults.py from transformers.  Absent is not null: a key that is there
 and null keeps its null.
 """
 
 from __future__ import annotations
 
 import os
-
-from membudget.quick_json import loads
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from json import loads
+from typing import Any
 
 HERE = os.path.dirname(__file__)
 

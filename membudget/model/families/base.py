@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from membudget.model.blocks import NOTHING, Block, Flag, Layer, Size, flag, norm, norms, size
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config, ConfigError
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 Kinds = Callable[[Config], list[str]]
 PRE = ("input_layernorm", "post_attention_layernorm")

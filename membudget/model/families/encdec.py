@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from membudget.model.blocks import (
-    Block,
-    Flag,
-    Layer,
-    flag,
-    linear,
-    norm,
-    norms,
-    together,
-    when,
-)
+from membudget.model.blocks import Block, Flag, Layer, flag, linear, norm, norms, together, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import register
 from membudget.model.families.encoders import mha_cache
 from membudget.model.families.legacy import positions
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def _bart_layer(bias: Flag = True, k_bias: bool = True) -> Block:

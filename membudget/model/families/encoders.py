@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from membudget.model.blocks import (
     NOTHING,
@@ -24,10 +25,6 @@ from membudget.model.families.base import register
 from membudget.model.families.legacy import positions
 from membudget.model.feedforward import mlp
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # ---- BERT -------------------------------------------------------------------------------------
 

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from membudget.model.blocks import Layer, linear, norm
 from membudget.model.config import Config
+from membudget.model.families.base import Family
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from membudget.model.families.base import Family
 
 #: No published model has more than a few.
 MAX_HEADS = 64

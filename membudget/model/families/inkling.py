@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, norms
 from membudget.model.caches import CacheSpec, State
@@ -10,10 +11,6 @@ from membudget.model.config import Config
 from membudget.model.families.base import register
 from membudget.model.feedforward import glu, moe
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def _swa(layer: Layer) -> tuple[int, int, int]:

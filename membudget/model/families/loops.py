@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, linear, norms, project, together, weight, when
@@ -11,10 +12,6 @@ from membudget.model.config import Config
 from membudget.model.families.base import register, sliding_if_set
 from membudget.model.feedforward import glu
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def _all_heads(layer: Layer) -> int:

@@ -8,11 +8,7 @@ from membudget.model.attention import gqa, kv_spec
 from membudget.model.blocks import Block, Layer, dense_or, linear, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
-from membudget.model.families.base import (
-    first_dense,
-    pattern,
-    register,
-)
+from membudget.model.families.base import first_dense, pattern, register
 from membudget.model.feedforward import glu, moe, optional, times
 from membudget.model.tensors import Tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
@@ -13,10 +14,6 @@ from membudget.model.families.heads import mtp_layers
 from membudget.model.feedforward import glu, moe, times
 from membudget.model.latent import mla, own_indexer
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MLA = mla(bias="attention_bias")
 SCORE = "gate.e_score_correction_bias"

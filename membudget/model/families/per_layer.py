@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, buffer, linear, norm, when
@@ -10,10 +11,6 @@ from membudget.model.config import Config
 from membudget.model.families.base import SANDWICH, register
 from membudget.model.feedforward import glu, moe
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def _own_kv(layer: Layer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from membudget.model.attention import fused_mha, gqa, kv_spec, mha_dim
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
@@ -12,10 +13,6 @@ from membudget.model.families.base import PRE, first_dense, qwen_window, registe
 from membudget.model.families.heads import MAX_HEADS
 from membudget.model.feedforward import glu, mlp, moe, times
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 register("internlm", gqa(bias=lambda layer: layer.config.flag("bias", True)), glu())
 register(

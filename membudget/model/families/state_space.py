@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, together, when
@@ -14,10 +15,6 @@ from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
 from membudget.model.feedforward import glu, mlp, moe, optional
 from membudget.model.state import conv, conv_state, expanded, mamba1, mamba2, recurrent, time_step_rank
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 BACKBONE = {"root": "backbone.", "embed": "embeddings", "final": "norm_f", "norms": ("norm",)}
 MAMBA = {**BACKBONE, "kinds": all_of("linear_attention")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from membudget.model.attention import gqa
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
@@ -11,10 +12,6 @@ from membudget.model.config import Config
 from membudget.model.families.base import first_dense, register
 from membudget.model.feedforward import GATE_UP_DOWN, glu, moe
 from membudget.model.tensors import Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # ---- MiniMax-M3: attention to picked blocks of keys -----------------------------------------
 

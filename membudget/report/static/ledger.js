@@ -1,5 +1,5 @@
 "use strict";
-// The arithmetic of membudget.ledger, capacity and changes, on exact integers (BigInt).
+// The arithmetic of membudget.planning.ledger, capacity and changes, on exact integers (BigInt).
 // Sizes and coefficients come from Python; here are only sums, minima, maxima and searches.
 const Ledger = (() => {
   const big = BigInt;
@@ -71,7 +71,7 @@ const Ledger = (() => {
     return (plan.engine === "llama_cpp" && cache.llama_cpp.error) || "";
   }
 
-  /** The quantities that coefficients multiply, see membudget.engines.activations.coefficients. */
+  /** The quantities that coefficients multiply, see membudget.engines.transformers.activations.coefficients. */
   function quantities(plan, ctx, count) {
     const plain = plan.engine === "transformers";
     const tokens = plain ? ctx * count : plan.batched;
@@ -147,7 +147,7 @@ const Ledger = (() => {
   const maxUsers = (plan, ctx = plan.ctx) => largest((count) => left(plan, ctx, count), big(plan.page.max.users));
   const maxCtx = (plan) => largest((ctx) => left(plan, ctx, plan.users), big(plan.page.max.ctx));
 
-  // --- what would make it fit: membudget.changes --------------------------------------
+  // --- what would make it fit: membudget.planning.suggestions --------------------------------------
   const fits = (plan) => left(plan, plan.ctx, plan.users) >= 0n;
 
   /** The plan in the format of that name, its own where that is its name; null where it does not apply. */

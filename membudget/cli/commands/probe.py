@@ -1,0 +1,162 @@
+"""Measure budgets on this machine, or, without one, show what this machine's memory looks like now.
+
+Exit code 0: every line holds; 1: a line differs; 3: it cannot be measured here, or did not start;
+with --dry-run: 0, all would start; 3, one would not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from membudget.cli.commands import Result
+from membudget.cli.commands.arguments import Arguments, Declares
+from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
+from membudget.measure.comparison import Comparison
+from membudget.planning.ledger import MAX_CTX
+from membudget.units import GIB, gib
+
+#: The groups of lines that a plan may have.
+GROUPS = ("context", "weights", "growth", "static", "activations", "break", "fragmentation", "edge")
+#: The lowest floor on unified memory: MemAvailable fell from 23.8 to 6.3 GiB in 5 s (vllm-project/vllm/issues/56824).
+LEAST_UNIFIED = 4 * GIB
+
+
+def options(parser: Declares) -> None:
+    """The arguments of `membudget probe`."""
+    add = parser.add_argument
+    add("paths", metavar="BUDGET", nargs="*", help="budget files; without one: the machine's readings")
+    add("--machines", metavar="FILE", action="append", help="a YAML table of your own machines (repeatable)")
+    add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
+    add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
+    add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 12 GiB where unified")
+    add("--chunk", metavar="N", help="the edge prefills N tokens of each prompt at a time; default: all at once")
+    add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
+
+
+def run(args: Arguments) -> Result:
+    """Measure, or look."""
+    if not args.paths:
+        return _look()
+    from membudget.budgets.file import NoBudgets, Sources, load
+    from membudget.host import shared as host
+    from membudget.measure.plan import CannotMeasure, plan
+    from membudget.measure.progress import Progress
+    from membudget.measure.run import Settings, device_of, measure, outlook
+
+    models = folder("--models", args.models)
+    floor = _floor(args.floor) if args.floor is not None else None
+    chunk = context("--chunk", args.chunk, MAX_CTX) if args.chunk else 0
+    odd = sorted(set(args.only or ()) - set(GROUPS))
+    if odd:
+        raise InputError(f"--only: {short_repr(odd[0])} is refused; allowed is {', '.join(GROUPS)}")
+    try:
+        files = load(args.paths, Sources(args.machines or (), models))
+    except NoBudgets as error:
+        raise InputError(str(error)) from None
+    problems = [file.error for file in files if file.problems]
+    if problems:
+        raise InputError("\n".join(problems))
+    settings = Settings(floor=floor, report=Progress.on().hear)
+    done: list[Comparison] = []
+    plans, reasons = [], []
+    for budget in (budget for file in files for budget in file.budgets):
+        try:
+            made = plan(budget, device_of(budget.machine), chunk)
+        except CannotMeasure as error:
+            reasons.append(f"{budget.id}: {error}")
+            continue
+        shared = (made.device != "cpu" and budget.machine.unified) or host.shares_memory()
+        if floor is not None and floor < LEAST_UNIFIED and shared:
+            where = "here" if host.shares_memory() else f"on {budget.machine.name}"
+            raise InputError(
+                f"--floor: {short_repr(args.floor)} is refused; allowed is {gib(LEAST_UNIFIED)} or more where CPU and "
+                f"GPU share the memory, as {where}: what is available was seen to fall by 3.5 GiB a second, and a host "
+                "that runs out hangs. Leave --floor out for 12 GiB"
+            )
+        if args.dry_run:
+            starts, now = outlook(made, settings)
+            plans.append({"budget": budget.id, "refused": None if starts else now, "now": now, "text": made.text()})
+            continue
+        _needs(made.device)
+        done.append(measure(made, settings, args.only))
+    return _answer(done, plans, reasons)
+
+
+def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[str]) -> Result:
+    from membudget.report import samples
+    from membudget.report.worksheet import lines
+    from membudget.text.terminal import Terminal
+
+    document = {
+        "budgets": [
+            {
+                "budget": item.budget,
+                "status": item.status,
+                "why": item.why,
+                "lines": [row.as_json() for row in item.rows],
+                "seconds": round(item.seconds, 1),
+                "lowest_available": item.lowest,
+            }
+            for item in done
+        ],
+        "plans": plans,
+        "not_measured": reasons,
+    }
+    blocks = Terminal.of().unicode
+    text = [f"{item['text']}\n  now: {item['now']}" for item in plans]
+    for item in done:
+        text += [f"{item.budget}: {item.status}{': ' + item.why if item.why else ''}", *lines(item.rows)]
+        text += samples.lines(item.rows, blocks)
+        text += [f"  {row.name}: {row.note}" for row in item.broken]
+        text += [item.detail] if item.detail else []
+    text += [f"not measured: {reason}" for reason in reasons]
+    code = 0
+    if any(item.broken or item.status in ("killed", "crashed", "timeout") for item in done):
+        code = 1
+    elif (
+        any(item.status == "refused" for item in done)
+        or any(item["refused"] for item in plans)
+        or (reasons and not done and not plans)
+    ):
+        code = 3
+    return Result(code, document, lambda: "\n".join(text))
+
+
+def _look() -> Result:
+    from membudget.history.here import machine, packages
+    from membudget.host.readings import FIELDS, Unknown, snap
+    from membudget.text.terminal import table
+    from membudget.units import both
+
+    found = snap("now")
+    here, versions = machine(), packages()
+    rows = [(name, str(here[name]), "") for name in ("title", "driver", "cuda", "kernel") if here.get(name)]
+    rows += [(name, version, "") for name, version in versions.items() if name in ("torch", "transformers", "vllm")]
+    for name in (*FIELDS, "usable", "reclaimable"):
+        item = getattr(found, name) if name in ("usable", "reclaimable") else found.fields[name]
+        if isinstance(item, Unknown):
+            rows.append((name, "unknown", item.reason))
+        elif name == "gpu_temperature":
+            rows.append((name, f"{item} degrees C", ""))
+        elif name == "memory_pressure":
+            rows.append((name, f"{item / 1000:.2f} %", "of the last 10 s some task waited for memory"))
+        else:
+            rows.append((name, f"{item:,} B", both(item)))
+    document = {"machine": here, "versions": versions, **found.as_json()}
+    return Result(0, document, lambda: "\n".join(table(rows, "<><")))
+
+
+def _floor(text: str) -> int:
+    """Bytes.  A number without a unit is refused: `--floor 12`, meant as GiB, would switch the guard off."""
+    if text.strip().replace("_", "").isdecimal():
+        raise InputError(f"--floor: {short_repr(text)} is refused: it has no unit; allowed is a size, as 12GiB")
+    return size("--floor", text)
+
+
+def _needs(device: str) -> None:
+    """`NotHere` where something must be installed before this can be measured."""
+    from membudget.host.available import missing
+
+    lacks = missing("cuda" if device == "cuda" else "cpu")
+    if lacks:
+        raise NotHere(lacks)

@@ -1,0 +1,265 @@
+"""The command line: `membudget plan | count | check | ...`.
+
+Every command lives in its own module under `membudget.cli.commands`, imported only when it
+is the one chosen: `HELP`, `options(parser)` and `run(args) -> Result`.
+
+Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available here; 70 a bug; 74 not written;
+130 Ctrl-C.
+With --json every command writes one document to stdout, errors too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from membudget.cli.commands.arguments import UsageError, parse
+
+#: The order people read them in: name, module under `membudget.cli.commands`, one line of help.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("plan", "plan", "does a model fit a machine, for so many users, and what breaks it"),
+    ("count", "count", "parameters of a model by role and by layer"),
+    ("check", "check", "check budget files: the arithmetic, without pytest"),
+    ("doctor", "doctor", "this machine: what runs here, and the traps that endanger a run"),
+    ("init", "init", "write a first budget for a model and this machine"),
+    ("fleet", "fleet", "how many devices for so many users, as a lower bound"),
+    ("machines", "machines", "machines that are known, and this one"),
+    ("formats", "formats", "weight formats and KV cache dtypes; which fit a model"),
+    ("models", "models", "models whose config.json ships with membudget"),
+    ("schema", "schema", "the JSON Schema of a budget file, for editors"),
+    ("completion", "completion", "completion for bash, zsh and fish"),
+    ("fetch", "fetch", "save a model's config.json from the hub"),
+    ("pool", "pool", "vLLM's KV cache pool, to the block"),
+    ("oracle", "oracle", "ask the installed vLLM for its own pool"),
+    ("log", "log", "read the memory figures in a vLLM log"),
+    ("trace", "trace", "the exact peak of one prefill, on fake tensors"),
+    ("probe", "probe", "measure a budget on this machine"),
+    ("history", "history", "runs that were recorded, and their course"),
+    ("diff", "diff", "what moved between two runs, since when, and why"),
+    ("bisect", "bisect", "which version of a package moved a line"),
+    ("explore", "explore", "an HTML page to play with a plan"),
+    ("report", "report", "an HTML page of a run, or of budgets as predicted"),
+)
+
+#: Ctrl-C; a bug of ours; an answer that could not be written (sysexits has the last two).
+INTERRUPTED, BUG, UNWRITTEN = 130, 70, 74
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing that a user types makes it raise."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in arguments
+    try:
+        code, text = _answer(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # the one place where errors become messages
+        code, text = _failed(error, as_json)
+        return _write(text, code, sys.stdout) if as_json else _write(text, code, sys.stderr, answer=False)
+    return _write(text, code, sys.stdout)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The argparse parser of one command, for its help and for the documentation."""
+    from membudget.cli.commands.arguments import build
+
+    module = _module(name)
+    return build(name, (module.__doc__ or "").strip(), module.options)
+
+
+def available() -> list[str]:
+    """The commands whose parts are all there."""
+    from importlib.util import find_spec
+
+    return [name for name, module, _ in COMMANDS if find_spec(f"membudget.cli.commands.{module}") is not None]
+
+
+def usage() -> str:
+    """The help of `membudget` itself."""
+    here = set(available())
+    lines = [
+        "usage: membudget COMMAND ... [--json]",
+        "",
+        "The memory a language model needs to serve people: to the byte, proven by tests.",
+        "",
+        *(f"  {name:<10} {text}" for name, _, text in COMMANDS if name in here),
+        "",
+        "Start with: membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8",
+        "Options:    membudget COMMAND --help; membudget --version",
+        "Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available",
+        "            here; 70 a bug of ours; 74 the answer was not written; 130 Ctrl-C",
+    ]
+    return "\n".join(lines)
+
+
+def _answer(arguments: list[str]) -> tuple[int, str]:
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help", "help"):
+        if first == "help" and len(arguments) > 1:
+            return _answer([arguments[1], "--help"])
+        return (0 if arguments else 2), usage()
+    if first in ("-V", "--version", "version"):
+        from membudget import __version__
+
+        return 0, f"membudget {__version__}"
+    if not any(first == name for name, _, _ in COMMANDS):
+        raise UsageError(_unknown_command(first))
+    for word in arguments:
+        if "\0" in word:  # no shell passes one; no file or name has one
+            raise UsageError(f"{_shown(word)} has a NUL character in it, which no path or name has")
+    if "-h" in arguments or "--help" in arguments:
+        return 0, parser_of(first).format_help().rstrip()
+    module = _module(first)
+    args = parse(first, (module.__doc__ or "").strip(), module.options, arguments[1:])
+    result = module.run(args)
+    return result.code, _json(result.document) if args.json else result.text()
+
+
+def _module(name: str) -> ModuleType:
+    from importlib import import_module
+
+    module = next(module for known, module, _ in COMMANDS if known == name)
+    try:
+        return import_module(f"membudget.cli.commands.{module}")
+    except ModuleNotFoundError as error:
+        if error.name == f"membudget.cli.commands.{module}":
+            raise UsageError(f"{name} is not part of this version of membudget") from None
+        raise
+
+
+def _unknown_command(name: str) -> str:
+    from difflib import get_close_matches
+
+    known = available()
+    near = get_close_matches(name, known, 3, 0.5)
+    hint = f"; near are {', '.join(near)}" if near else ""
+    return f"unknown command {_shown(name)}{hint}; known are {', '.join(known)}"
+
+
+def _shown(text: str) -> str:
+    from membudget.sources.locate import shown
+
+    return shown(text)
+
+
+def _failed(error: Exception, as_json: bool) -> tuple[int, str]:
+    """The exit code and the message, as text or as JSON."""
+    code = _code_of(error)
+    message = str(error).strip() or type(error).__name__
+    if code == BUG:
+        if os.environ.get("MEMBUDGET_TRACEBACK"):
+            raise error
+        message = (
+            f"internal error: {type(error).__name__}: {message}. This is a bug in membudget; "
+            "with MEMBUDGET_TRACEBACK=1 in the environment it shows where, please report that"
+        )
+    if as_json:
+        return code, _json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
+    return code, f"membudget: {message}"
+
+
+def _code_of(error: Exception) -> int:
+    if isinstance(error, ImportError):
+        return BUG if (error.name or "").startswith("membudget") else 3
+    if getattr(error, "reachable", None) is False or isinstance(error, FileNotFoundError):
+        return 3
+    if getattr(error, "exit_code", None) is not None:
+        return int(getattr(error, "exit_code"))  # noqa: B009
+    if isinstance(error, UnicodeError) or (type(error) is ValueError and not _raised_here(error)):
+        return BUG
+    return 2 if isinstance(error, (ValueError, OSError)) else BUG
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether a line of ours raised it: what a built-in says of its arguments is nothing that a user could act on."""
+    from linecache import getline
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    file = trace.tb_frame.f_code.co_filename
+    ours = file.startswith(os.path.dirname(os.path.abspath(__file__)))
+    line = getline(file, trace.tb_lineno).strip()
+    return ours and (not line or line.startswith("raise"))
+
+
+def _clean(text: str, stream: Any) -> str:
+    """What may be printed: without secrets, and without what a terminal would obey but for our own colours.
+
+    Names come from files, logs and other people's machines; this is the one door that all of them leave by.
+    """
+    from membudget.sources.locate import without_tokens
+    from membudget.text.sanitize import printable
+
+    text = without_tokens(text)
+    if "\x1b" not in text:
+        return printable(text)
+    from membudget.text.terminal import COLOURS, Terminal
+
+    if not Terminal.of(stream).colour:
+        return printable(text)
+    import re
+
+    codes = "|".join(("0", *COLOURS.values()))
+    parts = re.split(rf"(\x1b\[(?:{codes})(?:;(?:{codes}))*m)", text)
+    return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
+
+
+def _json(document: object) -> str:
+    import json
+
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _write(text: str, code: int, stream: Any, answer: bool = True) -> int:
+    """Print; a reader that has gone away (`| head`) is no error, the verdict stands."""
+    try:
+        if stream is None:
+            raise OSError(0, "it is closed")
+        encoding = stream.encoding or "utf-8"
+        text = _clean(text, stream).encode(encoding, "backslashreplace").decode(encoding)
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        # what is left in the buffer must not raise again when the interpreter exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        return _unwritten(error, stream) if answer else code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _unwritten(error: OSError, stream: Any) -> int:
+    """Say that stdout takes nothing (a full disk, closed): a verdict that nobody reads is none."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if sys.stderr is not None:
+        _write(f"membudget: stdout: cannot be written: {error.strerror or error}", UNWRITTEN, sys.stderr, answer=False)
+    return UNWRITTEN
+
+
+def entry() -> None:
+    """The console script: `main`, then leave at once; tearing the interpreter down takes as long as a plan."""
+    import gc
+
+    gc.disable()  # nothing here lives long enough to be worth a collection
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            code = code or UNWRITTEN
+    if any(name in sys.modules for name in ("torch", "multiprocessing", "concurrent.futures")):
+        sys.exit(code)  # they have threads and processes to end
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,1 @@
+"""llama.cpp: cells, compute buffers, offload, logs."""

@@ -1,0 +1,1 @@
+"""transformers: caches and activations."""

@@ -1,0 +1,1 @@
+"""vLLM's logs: text -> figures -> explanation -> what would start."""

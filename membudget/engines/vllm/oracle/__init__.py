@@ -1,0 +1,1 @@
+"""An installed vLLM, asked."""

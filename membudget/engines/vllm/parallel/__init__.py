@@ -1,0 +1,1 @@
+"""What each rank of a tensor- and pipeline-parallel vLLM holds."""

@@ -1,0 +1,1 @@
+"""vLLM's KV cache pool, to the block."""

@@ -1,0 +1,1 @@
+"""What vLLM leaves for the pool."""

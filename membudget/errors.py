@@ -1,0 +1,35 @@
+"""The errors that membudget raises on purpose.
+
+Every refusal is a `MembudgetError`: wrong input, or something that is not available here.  Any other exception is a
+bug of ours.  Code decides on a class or on `code`, never on the text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+#: Exit codes of the command line: no; wrong input; not available here; a bug; not written (sysexits); Ctrl-C.
+NO, WRONG_INPUT, NOT_AVAILABLE, BUG, UNWRITTEN, INTERRUPTED = 1, 2, 3, 70, 74, 130
+
+
+class MembudgetError(ValueError):
+    """What is wrong, where, what is allowed, and what to do next, in one text for people; `code` is for programs.
+
+    code: a short name that stays, ``unknown_machine``; the class's own where none is given.
+    """
+
+    #: The code of errors of this class that have none of their own.
+    default_code: ClassVar[str] = "invalid_input"
+    #: Of a command that ends with it.
+    exit_code: ClassVar[int] = WRONG_INPUT
+
+    def __init__(self, text: str, *, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code or self.default_code
+
+
+class NotAvailableError(MembudgetError):
+    """Something that this machine or installation lacks: says what, and how to get it."""
+
+    default_code: ClassVar[str] = "not_available"
+    exit_code: ClassVar[int] = NOT_AVAILABLE

@@ -1,0 +1,1 @@
+"""This machine: memory, GPUs, processes, and one way to run a command."""

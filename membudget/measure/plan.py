@@ -1,0 +1,365 @@
+"""What will be measured for a budget: the steps, the predictions written before, and what it may take.
+
+Nothing is loaded here.  A `Plan` is what `--dry-run` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from membudget.budgets.budget import Budget
+from membudget.budgets.schema import measure_defaults
+from membudget.budgets.tolerance import EXACT, Tolerance
+from membudget.engines.transformers import activations
+from membudget.engines.transformers.caches import cache_bytes
+from membudget.measure.comparison import Row
+from membudget.measure.need import Moment, Need, bound, needed
+from membudget.units import GIB, MIB, short
+
+#: Formats whose tensors transformers holds as they are; others need an engine of their own.
+DENSE = ("bf16", "fp16", "fp32")
+#: Tokens that are decoded after a prompt: sliding layers let go of the prompt at the first.
+DECODE = 2
+EDGE_DECODE = 8
+#: Prompts at once in a growth measurement, at most; the slope needs no more.
+GROWTH_USERS = 4
+#: Single-token steps of the fragmentation measurement, and their batch.
+STEPS, STEPS_CPU, STEPS_USERS = 4000, 12, 8
+#: A process with torch in it, beside what it measures.
+PROCESS = GIB
+#: What may stay allocated on a device: workspaces of its libraries, which are taken when first used.
+WORKSPACES = 64 * MIB
+#: Where every live tensor is counted nothing is approximate.
+EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
+
+
+#: What the memory at the edge is made of, in the order in which it adds up to the ceiling.
+EDGE_PARTS = {
+    "edge_cache": "what the most users' caches hold when the prompt is in",
+    "edge_spike": "the prefill beside them: the peak less weights, buffers and cache",
+    "edge_fragmentation": "reserved by the allocator at the peak, and not allocated",
+    "edge_unused": "of the ceiling: too little for one more user",
+}
+
+
+class CannotMeasure(ValueError):
+    """This budget cannot be measured here: says why, and what could be."""
+
+
+class Plan(NamedTuple):
+    """One measurement of one budget.
+
+    device: cpu, cuda or mps.  steps: what the worker is asked to do, in order.
+    rows: the predictions.  peak: the most bytes that all of it takes at once: an upper bound, and what
+    the trace says once there is one (`traced`).  peak_why: what says so.  moments: what `peak` is the most of.
+    ceiling: our own, under which breakages run.  dtype: of weights and cache.  weights: as predicted.
+    """
+
+    budget: Budget
+    device: str
+    dtype: str
+    steps: tuple[dict[str, Any], ...]
+    rows: tuple[Row, ...]
+    peak: int
+    ceiling: int
+    peak_why: str = ""
+    moments: tuple[Moment, ...] = ()
+    weights: int = 0
+
+    def traced(self, found: Mapping[str, Mapping[str, Any]]) -> Plan:
+        """The same plan with the peak that the trace says; `found`: figures by step."""
+        need = needed(self.weights, self.moments, found)
+        return self._replace(peak=need.bytes, peak_why=need.why)
+
+    def only(self, groups: Iterable[str]) -> Plan:
+        """The plan of some groups of lines: their lines, and the most that they take."""
+        wanted = set(groups)
+        rows = tuple(row for row in self.rows if row.group in wanted)
+        return self._replace(rows=rows, moments=tuple(m for m in self.moments if m.group in wanted)).traced({})
+
+    def text(self) -> str:
+        """What would be loaded and run, for people."""
+        lines = [f"{self.budget.id}: {self.budget.model.name}, {self.dtype}, on {self.device}"]
+        lines.append(f"  would take at most {short(self.peak)}; breakages stop at {short(self.ceiling)}")
+        lines.append(f"  the most is of {self.peak_why}")
+        lines += [f"  {step.get('name', step['do'])}: {_describe(step)}" for step in self.steps]
+        lines.append("  predicted")
+        for row in self.rows:
+            if row.predicted is not None:
+                value = short(row.predicted) if row.unit == "bytes" else f"{row.predicted}"
+                lines.append(f"    {row.name} {value}: {row.why}")
+        return "\n".join(lines)
+
+
+def plan(budget: Budget, device: str, chunk: int = 0) -> Plan:
+    """The measurement of a budget on a device.
+
+    chunk: tokens of each prompt that the edge prefills at a time; 0: all at once.
+    Raises `CannotMeasure` for a format or KV dtype that transformers does not hold.
+    """
+    dtype = budget.format.name
+    if dtype not in DENSE:
+        raise CannotMeasure(
+            f"{dtype} weights need an engine of their own; transformers is measured with {', '.join(DENSE)}"
+        )
+    if budget.kv_cache_dtype != dtype:
+        raise CannotMeasure(
+            f"a {budget.kv_cache_dtype} KV cache needs an engine that has one; "
+            f"transformers keeps {dtype} beside {dtype} weights"
+        )
+    if budget.model.unknown:
+        raise CannotMeasure(f"{budget.model.name} has parts that are not counted: {', '.join(budget.model.unknown)}")
+    maker = _Maker(budget, device, chunk)
+    maker.loading()
+    maker.growth()
+    maker.static()
+    maker.prefills()
+    maker.breaks()
+    maker.fragmentation()
+    maker.edge()
+    return maker.made(dtype)
+
+
+def transformers_version() -> tuple[int, ...]:
+    """Of the installed transformers, the newest that the arithmetic knows where there is none."""
+    from importlib import metadata
+
+    try:
+        parts = metadata.version("transformers").split(".")
+    except metadata.PackageNotFoundError:
+        return (5, 24)
+    return tuple(int(part) for part in parts[:2] if part.isdecimal())
+
+
+def tolerance(budget: Budget, name: str, device: str) -> Tolerance:
+    """What the budget says, else this device's default."""
+    said = budget.measure.get(name)
+    if said is not None:
+        return said  # type: ignore[no-any-return]
+    return EXACT if device == "cpu" and name in EXACT_ON_CPU else measure_defaults()[name]
+
+
+class _Maker:
+    """Collects steps, predictions and the largest moment."""
+
+    def __init__(self, budget: Budget, device: str, chunk: int) -> None:
+        self.budget, self.device, self.model, self.chunk = budget, device, budget.model, chunk
+        self.width = 4 if budget.format.name == "fp32" else 2
+        self.weights = budget.format.weigh(budget.model).total
+        self.version = transformers_version()
+        self.steps: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
+        self.moments: list[Moment] = []
+        self.ceiling = budget.ceiling or 0
+        self.round_to = 512 if device == "cuda" else 1  # what CUDA's allocator hands out
+
+    def made(self, dtype: str) -> Plan:
+        need: Need = needed(self.weights, self.moments, {})
+        return Plan(
+            self.budget,
+            self.device,
+            dtype,
+            tuple(self.steps),
+            tuple(self.rows),
+            need.bytes,
+            self.ceiling or need.bytes + GIB,
+            need.why,
+            tuple(self.moments),
+            self.weights,
+        )
+
+    def row(self, name: str, group: str, predicted: Any, why: str, tolerance_of: str = "", **more: Any) -> None:
+        allowed = tolerance(self.budget, tolerance_of, self.device) if tolerance_of else None
+        self.rows.append(Row(name, group, predicted, allowed=allowed, why=why, **more))
+
+    def loading(self) -> None:
+        budget = self.budget
+        if self.device == "cuda":
+            self.steps.append({"do": "context"})
+            self.row("cuda_context", "context", None, "the first touch of the device", "cuda_context")
+            self.steps.append({"do": "second_context"})
+            self.row("context_of_two", "context", None, "a second process has a context of its own", "activations")
+        self.steps.append({"do": "weights"})
+        self.row("weights", "weights", self.weights, budget.format.weigh(budget.model).why, "weights")
+        self.row("buffers", "weights", None, "named tensors that are no parameters: rotary tables, router biases")
+        tied = self.model.config.integer("hidden_size") * self.model.config.integer("vocab_size") * self.width
+        tied = 0 if self.model.count.by_role["lm_head"] else tied
+        self.row(
+            "loading_peak",
+            "weights",
+            self.weights + tied,
+            "the weights once" + (f", and a head of {short(tied)} until it is tied" if tied else ""),
+            "loading_peak",
+        )
+
+    def growth(self) -> None:
+        budget = self.budget
+        batch = min(budget.users, GROWTH_USERS)
+        lengths = sorted({max(budget.ctx // part, DECODE + 1) for part in (4, 2, 1)})
+        points = [[batch, length - DECODE] for length in lengths]
+        chunk = max(1, budget.engine.max_num_batched_tokens // batch) if self.device != "cpu" else 0
+        chunk = chunk if chunk < budget.ctx else 0
+        served = {"do": "trace_served", "name": "trace_growth", "round_to": self.round_to, "batch": batch}
+        self.steps.append({**served, "tokens": max(lengths), "decode": DECODE, "chunk": chunk})
+        self.steps.append({"do": "growth", "points": points, "decode": DECODE, "chunk": chunk})
+        first, last = lengths[0], lengths[-1]
+        grown = self._held(last) - self._held(first)
+        slope = grown // max(last - first, 1)
+        self.row(
+            "kv_growth",
+            "growth",
+            slope,
+            f"({self._held(last):,} - {self._held(first):,}) bytes / {last - first:,} tokens of a sequence",
+            "kv_growth",
+        )
+        self.row("kv_cache", "growth", self._held(last, batch), self._cache_why(batch, last), "kv_cache")
+        freed = "kv_cache" if self.device == "cpu" else "weights"
+        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", freed)
+        self._moment("growth", "trace_growth", budget.ctx, batch, step=chunk or budget.ctx)
+
+    def static(self) -> None:
+        batch, length = min(self.budget.users, GROWTH_USERS), self.budget.ctx
+        self.steps.append({"do": "static", "batch": batch, "length": length, "decode": DECODE})
+        self.row(
+            "static_cache",
+            "static",
+            self._held(length, batch, "static"),
+            f"the whole length at once: {self._cache_why(batch, length)}",
+            "kv_cache",
+        )
+        self.row("static_growth", "static", 0, "tokens do not make a StaticCache larger", "kv_cache")
+        self._moment("static", "", length, batch, step=4, kind="static")
+
+    def prefills(self) -> None:
+        tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
+        for logits in ("last", "every"):
+            name = f"prefill_{logits}"
+            self._peak_step(name, 1, tokens, "sdpa", logits)
+            form = activations.prefill(self.model, tokens, logits=logits, width=self.width)
+            self.row(name, "activations", None, f"the same forward on fake tensors, {tokens:,} tokens", "activations")
+            self.row(f"{name}_closed_form", "activations", form.bytes, form.why)
+            self._moment("activations", f"trace_{name}", tokens, 1, logits=logits)
+        size = activations.logits_bytes(self.model, tokens, self.width)
+        vocab = size // (tokens * self.width)
+        self.row(
+            "logits", "activations", size, f"{tokens:,} positions x {vocab:,} words x {self.width} bytes", "kv_cache"
+        )
+
+    def breaks(self) -> None:
+        for place, broken in enumerate(self.budget.breaks):
+            name, ctx, users = f"break[{place}]", broken.get("ctx", self.budget.ctx), broken.get("users", 1)
+            attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
+            self._peak_step(name, users, ctx, attention, logits)
+            form = activations.prefill(
+                self.model, ctx * users, sequences=users, attention=attention, logits=logits, width=self.width
+            )
+            why = (
+                f"{users:,} x {ctx:,} tokens, {attention}, logits of {logits}: {form.moment} {short(form.bytes)} "
+                f"+ cache {short(self._held(ctx, users))} + weights {short(self.weights)} "
+                f"under a ceiling of {short(self.ceiling)}"
+            )
+            self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit="word")
+            self.row(f"{name}.peak", "break", None, "the same forward on fake tensors", "activations")
+            room = max(self.ceiling - self.weights, 0)
+            self._moment("break", f"trace_{name}", ctx, users, attention=attention, logits=logits, room=room)
+
+    def fragmentation(self) -> None:
+        cpu = self.device == "cpu"
+        steps, batch = (STEPS_CPU if cpu else STEPS), STEPS_USERS
+        steps = min(steps, self.budget.ctx)
+        kinds = ("dynamic", "static") if self.device != "cuda" else ("dynamic", "static", "expandable")
+        for kind in kinds:
+            cache = "static" if kind == "static" else "dynamic"
+            step = {"do": "fragmentation", "name": f"steps_{kind}", "batch": batch, "steps": steps, "cache": cache}
+            step["every"] = max(1, min(250, steps // 16))
+            if kind == "expandable":
+                step["environment"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+            self.steps.append(step)
+            words = "dynamic cache, expandable segments" if kind == "expandable" else f"{cache} cache"
+            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {words}"
+            self.row(f"fragmentation_{kind}", "fragmentation", None, why, "fragmentation")
+        size = self._held(steps, batch)
+        self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
+        # a step copies what a layer holds; the allocator may keep as much again in pieces
+        self._moment("fragmentation", "", steps, batch, step=1, twice=True)
+
+    def edge(self) -> None:
+        tokens = self.budget.ctx
+        if not self.ceiling or tokens <= EDGE_DECODE:
+            return
+        most = 0
+        while most < 2**14 and self._edge_bytes(most + 1, tokens) <= self.ceiling:
+            most += 1
+        chunk = self.chunk if self.chunk < tokens - EDGE_DECODE else 0
+        search = {"tokens": tokens, "decode": EDGE_DECODE, "chunk": chunk, "near": max(most, 1), "most": 8 * most + 64}
+        self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
+        self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
+        spike = f"one prefill of {f'{chunk:,} tokens of ' if chunk else ''}all"
+        total = short(self._edge_bytes(most, tokens))
+        why = (
+            f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} + {spike}: "
+            f"{total} under a ceiling of {short(self.ceiling)}"
+        )
+        self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
+        self.row("max_users_closed_form", "edge", most, why, unit="count")
+        for name, why in EDGE_PARTS.items():
+            self.row(name, "edge", None, why)
+        room = max(self.ceiling - self.weights, 0)
+        self.moments.append(Moment("edge", "", room, 0, room))
+
+    def _edge_bytes(self, users: int, tokens: int) -> int:
+        if not users:
+            return self.weights
+        tokens -= EDGE_DECODE  # the prompt: its prefill is the peak
+        step = users * min(tokens, self.chunk or tokens)
+        spike = activations.prefill(self.model, step, sequences=users, width=self.width).bytes
+        return self.weights + self._held(tokens, users) + spike
+
+    def _held(self, tokens: int, batch: int = 1, kind: str = "dynamic") -> int:
+        """Bytes of the cache object's storages, as the installed transformers keeps them."""
+        held = cache_bytes(self.model, tokens, batch, kind=kind, version=self.version, dtype_bytes=self.width)
+        return held.storage
+
+    def _peak_step(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
+        self._trace(name, batch, tokens, attention, logits)
+        step = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
+        self.steps.append({"do": "peak", "name": name, **step})
+
+    def _trace(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
+        asked = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
+        self.steps.append({"do": "trace", "name": f"trace_{name}", "round_to": self.round_to, **asked})
+
+    def _moment(
+        self,
+        group: str,
+        trace: str,
+        tokens: int,
+        batch: int,
+        *,
+        step: int = 0,
+        attention: str = "sdpa",
+        logits: str = "last",
+        kind: str = "dynamic",
+        room: int | None = None,
+        twice: bool = False,
+    ) -> None:
+        """Note what a measurement takes: `batch` sequences of `tokens`, `step` of them at a time (0: all)."""
+        at_once = (step or tokens) * batch
+        form = activations.prefill(
+            self.model, at_once, sequences=batch, attention=attention, logits=logits, width=self.width
+        )
+        most = bound(self.model, form.bytes, at_once, batch, self.width)
+        held = self._held(tokens, batch, kind) * (2 if twice else 1)
+        self.moments.append(Moment(group, trace, held, most, room))
+
+    def _cache_why(self, batch: int, tokens: int) -> str:
+        return f"{batch:,} sequences x {self._held(tokens):,} bytes at {tokens:,} tokens"
+
+
+_WORDS = {"context": "touch the device", "second_context": "a second process touches the device too"}
+
+
+def _describe(step: dict[str, Any]) -> str:
+    words = [f"{key} {value}" for key, value in step.items() if key not in ("do", "name")]
+    return ", ".join(words) or _WORDS.get(step["do"], "load the model")

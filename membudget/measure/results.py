@@ -1,0 +1,286 @@
+"""What the worker found, held against a `Plan`: each line judged, each suspect named.  Pure: no machine, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from membudget.measure.comparison import Row, judged
+from membudget.measure.plan import EDGE_PARTS, WORKSPACES, Plan
+from membudget.units import short
+
+Found = Mapping[str, Mapping[str, Any]]
+
+
+def rows(plan: Plan, found: Found) -> tuple[Row, ...]:
+    """The plan's lines with what was measured; lines without a measurement say why.
+
+    found: figures by step, as the worker returned or staged them; a step that did not run is absent.
+    """
+    made = []
+    for row in plan.rows:
+        key = row.name.split(".")[0] if row.group == "break" else row.group
+        judge = _BY_GROUP[row.group]
+        step = _STEP.get(row.name, _STEP.get(key, key))
+        figures = found.get(step)
+        if figures is None:
+            made.append(row._replace(note=row.note or "it did not run"))
+        elif "error" in figures:
+            broken = row.allowed is not None
+            made.append(row._replace(note=str(figures["error"]), holds=False if broken else None))
+        elif "unknown" in figures:
+            made.append(row._replace(note=str(figures["unknown"])))
+        else:
+            made.append(judge(plan, row, figures, found))
+    return tuple(made)
+
+
+#: Which step a line, or a group of lines, is read from.
+_STEP = {
+    "logits": "prefill_every",
+    "prefill_last": "prefill_last",
+    "prefill_every": "prefill_every",
+    "prefill_last_closed_form": "trace_prefill_last",
+    "prefill_every_closed_form": "trace_prefill_every",
+    "fragmentation_dynamic": "steps_dynamic",
+    "fragmentation_static": "steps_static",
+    "fragmentation_expandable": "steps_expandable",
+    "steps_cache": "steps_dynamic",
+    "context_of_two": "second_context",
+}
+
+
+def _context(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "context_of_two":
+        return second_process(row, figures)
+    return judged(row, figures["bytes"])
+
+
+def second_process(row: Row, figures: Mapping[str, Any]) -> Row:
+    """Two processes that touched the device, against twice the first one: contexts are not shared."""
+    alone, first, second = figures["alone"], figures["first"], figures["second"]
+    both = first + second
+    note = f"{short(alone)} alone; beside each other {short(first)} and {short(second)}, by {figures['source']}"
+    done = judged(row._replace(predicted=2 * alone), both, note)
+    if done.holds is False:
+        word = "shared between them" if both < 2 * alone else "more than a second context"
+        done = done._replace(note=f"{both / max(alone, 1):.2f}x, not 2x: {word}; {note}")
+    return done
+
+
+def _weights(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "buffers":
+        named = ", ".join(f"{name} {short(size)}" for name, size in figures["named_buffers"].items())
+        return judged(row, figures["buffers"], named)
+    kept = sum(figures["kept_wide"].values())
+    if kept:
+        names = list(figures["kept_wide"])
+        why = f"{row.why} + {short(kept)} that the model's class keeps wider: {names[0]} and {len(names) - 1} more"
+        row = row._replace(predicted=row.predicted + kept, why=why)
+    if row.name == "loading_peak":
+        return judged(row, figures["peak"] - figures["buffers"])
+    done = judged(row, figures["bytes"] - figures["buffers"])
+    return done if done.holds else done._replace(note=_suspects(plan, figures))
+
+
+def _suspects(plan: Plan, figures: Mapping[str, Any]) -> str:
+    said = [f"{item['name']} is {item['dtype']}, not {plan.dtype}: {short(item['bytes'])}" for item in figures["wide"]]
+    said += [
+        f"a tensor like {item['like']} ({item['dtype']}, {short(item['bytes'])}) lies there a second time"
+        for item in figures["strays"]
+    ]
+    if not said:
+        off = figures["parameters"] - _row(plan, "weights").predicted
+        said = [
+            f"the parameters themselves are {short(off)} more than predicted" if off > 0 else "no tensor stands out"
+        ]
+    return "; ".join(said)
+
+
+def _growth(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    points = figures["points"]
+    first, last = points[0], points[-1]
+    if row.name == "freed":
+        worst = max([figures["left"] - figures["weights"], *(point["left"] for point in points)])
+        return judged(row, worst)
+    if row.name == "kv_cache":
+        # one number a layer that counts tokens is no cache
+        note = f"{short(last['held'])} more allocated than without it"
+        return judged(row, last["storages"] - last["counters"], note)
+    tokens = (last["tokens"] - first["tokens"]) * last["batch"]
+    held = (last["held"] - last["counters"]) - (first["held"] - first["counters"])
+    slope = held // tokens if tokens else 0
+    note = ", ".join(f"{point['held']:,} B at {point['tokens']:,}" for point in points)
+    seen = tuple(
+        {"tokens": point["tokens"], "batch": point["batch"], "held": point["held"] - point["counters"]}
+        for point in points
+    )
+    done = judged(row, slope, note)._replace(samples=seen)
+    if done.holds is False and row.predicted:
+        done = done._replace(note=f"{slope / row.predicted:.2f}x; {note}")
+    return done
+
+
+def _static(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "static_growth":
+        return judged(row, figures["last"] - figures["first"])
+    return judged(row, figures["storages"] - figures["counters"])
+
+
+def _activations(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "logits":
+        return judged(row, figures["logits"])
+    if row.name.endswith("_closed_form"):
+        over = figures["peak"] - figures["cache"]
+        share = f"{(over - row.predicted) / over:+.1%} of it" if over else ""
+        return judged(row, over, f"fake tensors less the cache; {share}, largest: {_largest(figures)}")
+    return _against_trace(row, figures, found, f"trace_{row.name}")
+
+
+def _against_trace(row: Row, figures: Mapping[str, Any], found: Found, name: str) -> Row:
+    """The peak of a forward that fitted, against the same on fake tensors."""
+    traced = found.get(name, {})
+    if figures["outcome"] != "fits":
+        row = row._replace(predicted=traced.get("peak"), allowed=None)
+        return row._replace(note=f"out of memory: {figures.get('said', '')}")
+    if "peak" not in traced:
+        row = row._replace(allowed=None, note=str(traced.get("unknown") or traced.get("error") or "no trace"))
+        return judged(row, figures["peak"])
+    done = judged(row._replace(predicted=traced["peak"]), figures["peak"])
+    if done.holds is False:
+        done = done._replace(note=f"largest on fake tensors: {_largest(traced)}")
+    return done
+
+
+def _largest(traced: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{item['module']} {item['op']} {'x'.join(map(str, item['shape']))} {item['dtype']} {short(item['bytes'])}"
+        for item in traced.get("live", ())[:4]
+    )
+
+
+def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    name, _, field = row.name.partition(".")
+    if field == "peak":
+        return _against_trace(row, figures, found, f"trace_{name}")
+    traced = found.get(f"trace_{name}", {})
+    note = figures.get("said", "")
+    if "peak" in traced:
+        weights = _row(plan, "weights").predicted
+        total = weights + traced.get("buffers", 0) + traced["peak"]
+        note = f"fake tensors say {short(total)} in all" + (f"; {note}" if note else "")
+    done = judged(row, figures["outcome"], note)
+    if done.holds is False and figures["outcome"] == "fits":
+        note = f"an unexpected pass: the peak was {short(figures['peak'])} over the weights; {note}"
+        return done._replace(note=note)
+    if done.holds and figures["left"] > (0 if plan.device == "cpu" else WORKSPACES):
+        return done._replace(holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
+    return done
+
+
+def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    if row.name == "steps_cache":
+        return judged(row, figures["held"] - figures["counters"])
+    samples = figures["samples"]
+    seen = tuple({name: sample[name] for name in ("step", "total", "allocated", "reserved")} for sample in samples)
+    row = row._replace(samples=seen)
+    if any(sample["reserved"] is None for sample in samples):
+        return row._replace(note="this device has no caching allocator: nothing is reserved beside what is allocated")
+    spare = [sample["reserved"] - sample["total"] for sample in samples]
+    shown = ", ".join(f"{sample['step']:,}: {short(size)}" for sample, size in zip(samples, spare, strict=True))
+    return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
+
+
+def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    """At or a little below the prediction; the gap by line; more than predicted is suspicious."""
+    users, traced = figures["users"], found.get("trace_edge", {})
+    if row.name == "max_users_closed_form":
+        return judged(row, users)
+    if row.name in EDGE_PARTS:
+        return _edge_part(plan, row, figures, traced)
+    closed = _row(plan, "max_users_closed_form")
+    if "users" in traced:
+        row = row._replace(predicted=traced["users"])
+    else:
+        why = f"{traced.get('unknown') or traced.get('error') or 'no trace'}; so the closed form: {closed.why}"
+        row = row._replace(predicted=closed.predicted, why=why)
+    seen = tuple({"users": number, "fits": int(ran)} for number, ran in figures["tried"])
+    done, notes = judged(row, users)._replace(samples=seen), []
+    if figures["capped"]:
+        notes.append(f"everything that was tried fitted, up to {users:,}: the ceiling is not held")
+        done = done._replace(holds=False)
+    elif users > row.predicted:
+        notes.append("more than predicted is suspicious: is the cache quantized, or the ceiling not held?")
+    elif users < row.predicted:
+        notes.append(f"{row.predicted - users:,} below the prediction: {_gap(plan, figures, traced)}")
+    if figures["peak"] is not None:
+        over, spare = figures["peak"] - figures["weights"], plan.ceiling - figures["peak"]
+        notes.append(f"peak {short(over)} over the weights, {short(spare)} unused")
+    tried = ", ".join(f"{number}{'' if ran else ' out of memory'}" for number, ran in figures["tried"])
+    return done._replace(note="; ".join([*notes, f"tried {tried}"]))
+
+
+def edge_parts(plan: Plan, figures: Mapping[str, Any]) -> dict[str, int | None]:
+    """What the ceiling was filled with at the most users that ran, in bytes; with the weights it adds up to it."""
+    peak, reserved, cache = figures["peak"], figures.get("peak_reserved"), figures.get("cache")
+    if peak is None:
+        return dict.fromkeys(EDGE_PARTS)
+    return {
+        "edge_cache": cache,
+        "edge_spike": None if cache is None else peak - figures["weights"] - cache,
+        "edge_fragmentation": None if reserved is None else reserved - peak,
+        "edge_unused": plan.ceiling - (peak if reserved is None else reserved),
+    }
+
+
+def _edge_expected(plan: Plan, users: int, traced: Mapping[str, Any]) -> dict[str, int]:
+    """The same parts of as many users on fake tensors, where they were traced."""
+    peak, cache = (traced.get(name, {}).get(str(users)) for name in ("peaks", "caches"))
+    if peak is None or cache is None:
+        return {}
+    unused = plan.ceiling - traced["weights"] - peak
+    return {"edge_cache": cache, "edge_spike": peak - cache, "edge_fragmentation": 0, "edge_unused": unused}
+
+
+def _edge_part(plan: Plan, row: Row, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> Row:
+    size = edge_parts(plan, figures)[row.name]
+    if size is None:
+        unknown = row.name == "edge_fragmentation" and figures["peak"] is not None
+        return row._replace(note="this device has no caching allocator" if unknown else "not even one ran")
+    expected = _edge_expected(plan, figures["users"], traced).get(row.name)
+    return judged(row._replace(predicted=expected), size, f"with {figures['users']:,} users")
+
+
+def _gap(plan: Plan, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> str:
+    """Which line took what the prediction gave to more users: the parts beside those of fake tensors, largest first."""
+    if figures["peak"] is None:
+        return "not even one ran"
+    parts, expected = edge_parts(plan, figures), _edge_expected(plan, figures["users"], traced)
+    words = {
+        "edge_spike": "the prefill spike",
+        "edge_fragmentation": "fragmentation",
+        "edge_cache": "the cache",
+        "edge_unused": "a reserve too small for one more",
+    }
+    more = {name: size - expected.get(name, 0) for name, size in parts.items() if size is not None}
+    if not expected:  # that number of users was not traced: the sizes themselves
+        more.pop("edge_cache", None)
+    taken = sorted(((size, words[name]) for name, size in more.items() if size > 0), reverse=True)
+    beyond = " more than on fake tensors" if expected else ""
+    return ", ".join(f"{word} {short(size)}{beyond}" for size, word in taken) or "no line takes more than predicted"
+
+
+def _row(plan: Plan, name: str) -> Row:
+    return next(row for row in plan.rows if row.name == name)
+
+
+_BY_GROUP: dict[str, Callable[[Plan, Row, Mapping[str, Any], Found], Row]] = {
+    "context": _context,
+    "weights": _weights,
+    "growth": _growth,
+    "static": _static,
+    "activations": _activations,
+    "break": _break,
+    "fragmentation": _fragmentation,
+    "edge": _edge,
+}

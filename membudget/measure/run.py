@@ -1,0 +1,327 @@
+"""A budget, measured: guarded processes, their figures, and the comparison with what was predicted.
+
+    comparison = measure(plan(budget, "cpu"))
+
+No torch here: it is only ever loaded by the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from membudget.budgets.budget import Budget
+from membudget.host import asking, system
+from membudget.host import shared as host
+from membudget.machines import Machine
+from membudget.measure import guard, lock
+from membudget.measure.comparison import Comparison
+from membudget.measure.edge import informed
+from membudget.measure.plan import PROCESS, Plan
+from membudget.measure.results import rows
+from membudget.units import short
+
+#: Seconds that one process may take.
+SECONDS = 3600.0
+SECONDS_CPU = 600.0
+WORKER = ("-u", "-m", "membudget.measure.worker")
+
+
+class Settings(NamedTuple):
+    """How to measure.
+
+    floor: available memory under which a process is killed; None for the machine's default.
+    checkpoint: a local folder with weights; random ones from the config without it.
+    hook: ``module:function`` that the worker calls after loading, for tests that break things.
+    lock: the machine's lock file, None for the default.  wait: seconds to wait for it.
+    """
+
+    floor: int | None = None
+    checkpoint: str | None = None
+    hook: str | None = None
+    lock: str | None = None
+    wait: float = 0.0
+    available: Callable[[], int | None] = system.available
+    report: Callable[[dict[str, Any]], None] | None = None
+    python: str = sys.executable
+
+
+def device_of(machine: Machine) -> str:
+    """The torch device that a machine's budgets are measured on."""
+    return {"cuda": "cuda", "rocm": "cuda", "metal": "mps", "cpu": "cpu"}[machine.platform]
+
+
+def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
+    """What a process of this plan may do."""
+    settings, machine = settings or Settings(), plan.budget.machine
+    # The CPU is this machine's own memory, and but for a Spark no driver hangs when it runs out.
+    shared = (machine.unified and plan.device != "cpu") or host.shares_memory()
+    floor = guard.default_floor(shared) if settings.floor is None else settings.floor
+    seconds = SECONDS_CPU if plan.device == "cpu" else SECONDS
+    return guard.Limits(plan.peak + PROCESS, floor, floor, seconds, process=PROCESS)
+
+
+def refused(plan: Plan, settings: Settings | None = None) -> str | None:
+    """Why this plan must not start now, with both numbers and what the peak is of; None where it may.
+
+    A plan that was not traced is held to an upper bound: the trace that is made first may say less.
+    """
+    settings = settings or Settings()
+    if why := host.thrashing():
+        return why
+    if plan.device == "cuda" and not plan.budget.machine.unified:
+        return _refused_on_card(plan)
+    return because(guard.refusal(limits(plan, settings), settings.available()), plan.peak_why)
+
+
+def outlook(plan: Plan, settings: Settings | None = None) -> tuple[bool, str]:
+    """Whether this plan would start here and now, and why, in words with both numbers either way."""
+    from membudget.host.available import missing
+
+    settings = settings or Settings()
+    why = refused(plan, settings)
+    if why is not None:
+        return False, why
+    card = plan.device == "cuda" and not plan.budget.machine.unified
+    there = free_on_card() if card else settings.available()
+    room = _needs_on_card(plan, there or 0) if card else guard.needs(limits(plan, settings), there or 0)
+    lacks = missing("cuda" if plan.device == "cuda" else "cpu")
+    if lacks:
+        return False, f"the memory is there, but it would not start: {lacks}; it {room}"
+    return True, f"it would start: {room}"
+
+
+def because(reason: str | None, why: str) -> str | None:
+    """A refusal with what its peak is of."""
+    return f"{reason}; the peak is of {why}" if reason and why else reason
+
+
+def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] | None = None) -> Comparison:
+    """Run a plan and compare.  steps: only these measurements (names of groups of lines), all if None.
+
+    Raises `membudget.measure.lock.Busy` when someone else measures on this machine.
+    """
+    settings = settings or Settings()
+    kept, chosen = _chosen(plan, steps)
+    found: dict[str, dict[str, Any]] = {}
+    ended: list[guard.Outcome] = []
+    with lock.machine_lock(settings.lock, settings.wait):
+        for part in _processes(kept, chosen):
+            outcome = _run(kept, [informed(step, found) for step in part], settings)
+            ended.append(outcome)
+            found.update(_found(outcome))
+            if outcome.status == "refused":
+                break
+            kept = kept.traced(found)  # what comes next is loaded for real
+    return _compared(kept, found, ended)
+
+
+class Job(NamedTuple):
+    """One plan among several: its steps (groups of lines, all if None), and a hook of its own."""
+
+    plan: Plan
+    steps: tuple[str, ...] | None = None
+    hook: str | None = None
+
+
+def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[Comparison]:
+    """Several plans for the CPU, one after the other, each in a process forked from one that has loaded torch."""
+    settings = settings or Settings()
+    kept, requests, allowed = [], [], []
+    for job in jobs:
+        if job.plan.device != "cpu":
+            raise ValueError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
+        plan, chosen = _chosen(job.plan, job.steps)
+        kept.append(plan)
+        requests.append(_request(plan, chosen, settings._replace(hook=job.hook or settings.hook), plan.ceiling))
+        allowed.append(_first(plan, chosen, limits(plan, settings)))
+    most = guard.Limits(
+        max(item.peak for item in allowed),
+        max(item.reserve for item in allowed),
+        max(item.floor for item in allowed),
+        sum(item.seconds for item in allowed),
+    )
+    with lock.machine_lock(settings.lock, settings.wait):
+        outcome = guard.run(
+            [settings.python, *WORKER],
+            {"jobs": requests},
+            most,
+            available=settings.available,
+            report=settings.report,
+        )
+    codes = (outcome.result or {}).get("codes", [])
+    done = []
+    for number, plan in enumerate(kept):
+        own = outcome._replace(stages=tuple(stage for stage in outcome.stages if stage.get("job") == number))
+        if outcome.status == "done" and codes[number] != 0:
+            why = f"crashed at {own.last_stage!r}: exit code {codes[number]}"
+            own = own._replace(status="crashed", why=why)
+        own = _refusal_of(own)
+        seconds = sum(float(stage.get("seconds", 0)) for stage in own.stages)
+        done.append(_compared(plan, _found(own), [own._replace(seconds=seconds)]))
+    return done
+
+
+def _chosen(plan: Plan, steps: Iterable[str] | None) -> tuple[Plan, list[dict[str, Any]]]:
+    """The plan with only the lines of some measurements, and the steps for them."""
+    wanted = None if steps is None else set(steps)
+    chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
+    return (plan if wanted is None else plan.only(wanted)), chosen
+
+
+def _first(plan: Plan, steps: Sequence[Mapping[str, Any]], allowed: guard.Limits) -> guard.Limits:
+    """What a process needs to start that traces before it loads anything, and then looks again (`_request`)."""
+    if any(step["do"].startswith("trace") for step in steps):
+        return allowed._replace(peak=min(allowed.peak, plan.weights + PROCESS))
+    return allowed
+
+
+def _refusal_of(outcome: guard.Outcome) -> guard.Outcome:
+    """A worker that traced and then did not load anything was refused."""
+    why = next((stage["refused"] for stage in outcome.stages if "refused" in stage), None)
+    return outcome if why is None else outcome._replace(status="refused", why=f"not started: {why}")
+
+
+def run_step(
+    step: Mapping[str, Any],
+    config: Mapping[str, Any],
+    dtype: str,
+    allowed: guard.Limits,
+    settings: Settings | None = None,
+    device: str = "cpu",
+    ceiling: int | None = None,
+) -> guard.Outcome:
+    """One step of a worker on its own: a trace, a claim."""
+    settings = settings or Settings()
+    request = {"config": dict(config), "dtype": dtype, "device": device, "ceiling": ceiling, "steps": [dict(step)]}
+    command = [settings.python, *WORKER]
+    return guard.run(command, request, allowed, available=settings.available, report=settings.report)
+
+
+def config_of(budget: Budget) -> dict[str, Any]:
+    """The config.json that the worker builds: what the budget's model was read from."""
+    return dict(budget.model.config.raw)
+
+
+def _processes(plan: Plan, steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """On the CPU one process for all; on a device one for each, and its traces in one before them."""
+    if plan.device == "cpu":
+        return [steps] if steps else []
+    early = [step for step in steps if step["do"].startswith("trace")]
+    return ([early] if early else []) + [[step] for step in steps if step not in early]
+
+
+def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.Outcome:
+    fake = all(step["do"].startswith("trace") for step in steps)
+    # What must break breaks at the budget's ceiling; everything else stays under what it is predicted to take.
+    own = plan.device == "cpu" or any(_group(step) in ("break", "edge") for step in steps)
+    environment = {name: value for step in steps for name, value in step.get("environment", {}).items()}
+    request = _request(plan, steps, settings, plan.ceiling if own else plan.peak + PROCESS)
+    allowed = limits(plan, settings)
+    if fake:
+        allowed = allowed._replace(peak=PROCESS)
+    elif plan.device == "cpu":
+        allowed = _first(plan, steps, allowed)
+    elif plan.device == "cuda" and not plan.budget.machine.unified:
+        why = _refused_on_card(plan)
+        if why is not None:
+            return guard.Outcome("refused", f"not started: {why}", None, (), "", None, 0.0, None)
+        allowed = allowed._replace(peak=2 * PROCESS)  # of the host's memory
+    outcome = guard.run(
+        [settings.python, *WORKER],
+        request,
+        allowed,
+        available=settings.available,
+        report=settings.report,
+        environment={**os.environ, **environment} if environment else None,
+    )
+    if outcome.status == "refused":
+        return outcome._replace(why=because(outcome.why, "" if fake else plan.peak_why) or "")
+    return _refusal_of(outcome)
+
+
+def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceiling: int) -> dict[str, Any]:
+    allowed = limits(plan, settings)
+    start = {"weights": plan.weights, "moments": plan.moments, "beside": max(allowed.reserve, allowed.floor)}
+    if settings.available is not system.available:
+        start["available"] = settings.available()
+    return {
+        "start": start,
+        "config": config_of(plan.budget),
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "ceiling": ceiling,
+        "checkpoint": settings.checkpoint,
+        "hook": settings.hook,
+        "steps": steps,
+    }
+
+
+def available_on(machine: Machine) -> Callable[[], int | None]:
+    """What can still be used on a machine's device: MemAvailable where it shares the memory, else the card's free."""
+    return system.available if machine.unified or machine.platform != "cuda" else free_on_card
+
+
+def free_on_card() -> int | None:
+    """Bytes that are free on the first card, by nvidia-smi; None where it does not say."""
+    said = asking.ask(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]).text or ""
+    first = said.split()[:1]
+    return int(first[0]) * 2**20 if first and first[0].isdecimal() else None
+
+
+def _refused_on_card(plan: Plan) -> str | None:
+    """Whether a card with memory of its own has room, by what its driver says is free."""
+    free = free_on_card()
+    if free is None:
+        return "nvidia-smi does not say how much memory is free, so nothing is loaded"
+    return None if plan.peak + PROCESS <= free else because(_needs_on_card(plan, free), plan.peak_why)
+
+
+def _needs_on_card(plan: Plan, free: int) -> str:
+    need = plan.peak + PROCESS
+    return f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
+
+
+def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:
+    """Figures by step; from the stages, so that those of a killed process are not lost."""
+    return {str(stage["stage"]): stage["found"] for stage in outcome.stages if isinstance(stage.get("found"), dict)}
+
+
+def _compared(plan: Plan, found: dict[str, dict[str, Any]], ended: list[guard.Outcome]) -> Comparison:
+    bad = next((outcome for outcome in ended if outcome.status != "done"), None)
+    readings = [stage["readings"] for outcome in ended for stage in outcome.stages if "readings" in stage]
+    versions: dict[str, str] = {}
+    for outcome in ended:
+        for stage in outcome.stages:
+            versions.update(stage.get("versions", {}))
+    lowest = [outcome.lowest for outcome in ended if outcome.lowest is not None]
+    detail = ""
+    if bad is not None and bad.status != "refused":
+        at = readings[-1] if readings else {}
+        figures = {name: at.get(name) for name in ("mem_available", "cuda_free", "torch_allocated", "rss")}
+        detail = f"last stage  {bad.last_stage}\nreadings    {figures}\nstderr      {bad.stderr[-3000:]}"
+    return Comparison(
+        plan.budget.id,
+        rows(plan, found),
+        "done" if bad is None else bad.status,
+        "" if bad is None else bad.why,
+        detail,
+        versions,
+        tuple(readings),
+        sum(outcome.seconds for outcome in ended),
+        min(lowest) if lowest else None,
+    )
+
+
+def _group(step: Mapping[str, Any]) -> str:
+    """The group of lines that a step is for."""
+    name = str(step.get("name", step["do"])).removeprefix("trace_")
+    if name.startswith("break"):
+        return "break"
+    if name.startswith("prefill"):
+        return "activations"
+    if name.endswith("context"):
+        return "context"
+    return "fragmentation" if name.startswith("steps_") else name

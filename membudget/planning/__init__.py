@@ -1,0 +1,1 @@
+"""How much fits, what would make it fit, on how many devices."""

@@ -1,0 +1,377 @@
+"""How many devices so many users need: a lower bound in bytes, and what tensor parallelism makes of it.
+
+The bound divides all bytes by one device's bytes.  Fewer devices do not have the bytes as
+sold; it proves no sharding layout, so the layouts that hold the plan stand beside it where
+the model's config is known (`membudget.planning.node_layouts`), and the tensor-parallel sizes that divide.
+Devices are counted as they are sold, in decimal GB: an H100 has 80,000,000,000 bytes here.
+A machine's reserve is taken off: what is left to the operating system holds no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from membudget import machines
+from membudget.budgets.budget import Budget
+from membudget.engines.vllm.parallel.sharding import (
+    TensorParallel,
+    attention_heads,
+    head_problem,
+    repeated_projections,
+    request_bytes,
+    split,
+    split_bytes,
+    width_problem,
+)
+from membudget.formats import Format
+from membudget.machines import Machine
+from membudget.model import CacheSpec, Model
+from membudget.planning.node_layouts import MOST_DEVICES, Layout, every, fewest
+from membudget.planning.suggestions import users_text
+
+#: A published assumption for prefill: 4.5 GB, and 0.00035 GB for every token of the prompt.
+PREFILL_BASE, PREFILL_PER_TOKEN = 4_500_000_000, 350_000
+#: The same source's allowance for the CUDA context and NCCL.
+CUDA_AND_NCCL = 3_500_000_000
+#: Bytes a parameter where only the number of parameters is known: every one is stored alike.
+PARAMETER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+#: Devices that the bound is given for, and the node that a plan is held against.
+DEFAULT_DEVICES, DEFAULT_NODE = ("h100-80gb", "h200-141gb"), ("h100-80gb", 8)
+#: Tensor-parallel sizes that are always looked at, as far as a node that is named has so many devices.
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+BOUND = "a lower bound: it divides bytes by bytes, and an aggregate bound proves no sharding layout"
+
+
+class FleetError(ValueError):
+    """An input that is refused: names the field, what it was, and what is allowed."""
+
+
+class Part(NamedTuple):
+    """One part of the total: bytes, and the formula with its numbers."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+class Count(NamedTuple):
+    """At least `devices` of a machine, each `marketed` bytes as sold, of which `reserve` are the system's."""
+
+    machine: str
+    marketed: int
+    devices: int
+    reserve: int = 0
+
+
+class Kind(NamedTuple):
+    """A device kind: how many by bytes, and the layout on the fewest of them, of up to `tried`; None if none fits.
+
+    unknown: whether what a device would hold is not known here for a layout that was tried, so none is known to fit.
+    """
+
+    machine: str
+    by_bytes: int
+    tried: int
+    layout: Layout | None
+    unknown: bool = False
+
+
+class Fleet:
+    """The bound and all that led to it.  All sizes in bytes.
+
+    parts: weights, kv_cache, prefill, cuda_and_nccl.  counts: one a device kind.
+    node, node_devices: what the plan is held against.  tensor_parallel: by size; asked: sizes that were named.
+    mha_bf16: the cache with a KV head for every attention head in 16 bits, None where heads are unknown.
+    budget: what one device of the node would be asked for, None where no config is known.
+    """
+
+    def __init__(self, ctx: int, users: int, parts: tuple[Part, ...], devices: Sequence[Machine]) -> None:
+        self.ctx, self.users, self.parts, self.devices = ctx, users, parts, devices
+        self.sums = {part.name: part.bytes for part in parts}
+        self.total = sum(self.sums.values())
+        self.counts = [
+            Count(machine.name, machine.marketed, -(-self.total // given(machine)), machine.os_reserve)
+            for machine in devices
+        ]
+        self.node: Machine = devices[0]
+        self.node_devices = 1
+        self.tensor_parallel: list[TensorParallel] = []
+        self.asked: tuple[int, ...] = ()
+        self.mha_bf16: int | None = None
+        self.budget: Budget | None = None
+        self._layouts: list[Layout] | None = None
+        self._kinds: list[Kind] | None = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights."""
+        return self.sums["weights"]
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of every user's cache at the full context."""
+        return self.sums["kv_cache"]
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of workspace: prefill, CUDA and NCCL."""
+        return self.sums["prefill"] + self.sums["cuda_and_nccl"]
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes that the node can give, decimal as sold, without what is left to its operating systems."""
+        return given(self.node) * self.node_devices
+
+    @property
+    def node_count(self) -> int:
+        """Devices of the node's kind that have the total's bytes."""
+        return -(-self.total // given(self.node))
+
+    @property
+    def within_bound(self) -> bool:
+        """Whether the total is within the node's bytes."""
+        return self.total <= self.node_bytes
+
+    @property
+    def layouts(self) -> list[Layout] | None:
+        """The node's layouts that vLLM has, tried as `membudget plan` does; None where no config is known."""
+        if self._layouts is None and self.budget is not None:
+            self._layouts = every(self.budget, self.node_devices)
+        return self._layouts
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """For every device kind the layout on the fewest; up to twice as many as by bytes are looked at, or 8."""
+        if self._kinds is None and self.budget is not None:
+            self._kinds = []
+            for machine, count in zip(self.devices, self.counts, strict=True):
+                tried = min(max(8, 2 * count.devices), MOST_DEVICES)
+                found = fewest(self.budget._replace(machine=machine), tried)
+                self._kinds.append(Kind(machine.name, count.devices, tried, *found))
+        return self._kinds or []
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total is within the node's bytes and, where a config is known, a layout of the node holds it."""
+        layouts = self.layouts
+        return self.within_bound and (layouts is None or any(layout.fits for layout in layouts))
+
+    @property
+    def max_users(self) -> int:
+        """Users whose caches the node's bytes can hold beside weights and reserve, 0 if none."""
+        request = self.kv_cache // self.users
+        left = self.node_bytes - self.weights - self.reserve
+        return max(left // request, 0) if request else self.users * (left >= 0)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the node is refused, with both figures; None when the plan is within it."""
+        from membudget.planning.fleet_text import refusal
+
+        return refusal(self)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on the node."""
+        from membudget.planning.fleet_text import verdict
+
+        return verdict(self)
+
+    def lines(self) -> list[str]:
+        """The plan as text: the bound in decimal GB, the cache in GiB beside it, the layouts in GiB."""
+        from membudget.planning.fleet_text import lines
+
+        return lines(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as documented JSON: bytes as integers, stable keys."""
+        return {
+            "ctx": self.ctx,
+            "users": self.users,
+            **self.sums,
+            "reserve": self.reserve,
+            "total": self.total,
+            "kv_cache_mha_bf16": self.mha_bf16,
+            "lower_bound": True,
+            "lower_bound_text": BOUND,
+            "counts": [count._asdict() for count in self.counts],
+            "node": {"machine": self.node.name, "devices": self.node_devices, "bytes": self.node_bytes},
+            "fits": self.fits,
+            "within_bound": self.within_bound,
+            "max_users": self.max_users,
+            "refusal": self.refusal,
+            "verdict": self.verdict,
+            "layouts": None if self.layouts is None else [_plain(layout) for layout in self.layouts],
+            "with_a_layout": [
+                kind._asdict() | {"layout": None if kind.layout is None else _plain(kind.layout)} for kind in self.kinds
+            ],
+            "tensor_parallel": [way._asdict() for way in self.tensor_parallel],
+            "parts": [part._asdict() for part in self.parts],
+        }
+
+
+def for_params(
+    params: str | int,
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    ctx: int,
+    users: int,
+    heads: int | None = None,
+    format: str = "bf16",
+    kv_cache_dtype: str = "bf16",
+    devices: Sequence[Machine] = (),
+    node: tuple[Machine, int] | None = None,
+    sizes: Sequence[int] = (),
+) -> Fleet:
+    """Size a fleet from a model's size in billions of parameters (decimal: 70, "70.6") and its cache shape.
+
+    Weights are parameters x `PARAMETER_BYTES` of the format; other formats need a config.
+    heads: query heads, for the tensor-parallel check and the comparison with MHA.
+    Raises `FleetError` naming the field.
+    """
+    count = parameters(params)
+    for name, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+        _positive(name, value)
+    if heads is not None:
+        _positive("heads", heads)
+        if heads % kv_heads:
+            raise FleetError(f"heads is {heads:,}; allowed is a multiple of kv_heads, {kv_heads:,}")
+    width = PARAMETER_BYTES.get(format)
+    if width is None:
+        raise FleetError(
+            f"format is {format!r}; from a number of parameters alone allowed are {', '.join(PARAMETER_BYTES)}: "
+            "what other formats take depends on every tensor's shape, so give a model or its config.json"
+        )
+    weights = Part(
+        "weights", count * width, f"{count:,} parameters x {width} byte{'s' if width > 1 else ''} ({format})"
+    )
+    specs = [CacheSpec(layer, "full", kv_heads, head_dim, head_dim) for layer in range(layers)]
+    fleet = _size(weights, specs, kv_cache_dtype, ctx, users, devices, node, sizes)
+    if heads is not None:
+        fleet.mha_bf16 = users * ctx * layers * heads * head_dim * 4
+    for size in _sizes(fleet, sizes, node):
+        problem = None if heads is None else head_problem([heads], size)
+        fleet.tensor_parallel.append(split(size, specs, kv_cache_dtype, ctx, users, -(-weights.bytes // size), problem))
+    return fleet
+
+
+def for_model(
+    model: Model,
+    format: Format,
+    *,
+    ctx: int,
+    users: int,
+    kv_cache_dtype: str = "bf16",
+    devices: Sequence[Machine] = (),
+    node: tuple[Machine, int] | None = None,
+    sizes: Sequence[int] = (),
+) -> Fleet:
+    """Size a fleet for a model that is known tensor by tensor.  Raises `FleetError` naming the field."""
+    made = format.weigh(model)
+    fleet = _size(Part("weights", made.total, made.why), model.caches, kv_cache_dtype, ctx, users, devices, node, sizes)
+    heads = attention_heads(model)
+    if len(heads) == 1 and all(spec.kind == "full" and spec.k_dim for spec in model.caches):
+        fleet.mha_bf16 = users * ctx * sum(heads[0] * (spec.k_dim + spec.v_dim) * 2 for spec in model.caches)
+    shared, whole = split_bytes(model, format)
+    for size in _sizes(fleet, sizes, node):
+        problem = head_problem(heads, size) or width_problem(model, size)
+        weights = -(-shared // size) + whole + repeated_projections(model, format, size)
+        fleet.tensor_parallel.append(split(size, model.caches, kv_cache_dtype, ctx, users, weights, problem))
+    fleet.budget = Budget(model.name, model, format, kv_cache_dtype, ctx, users, fleet.node)
+    return fleet
+
+
+def parameters(billions: str | int) -> int:
+    """Parameters from a decimal number of billions: 70, "70.6", "70.6B".  Exact."""
+    text = str(billions).strip().removesuffix("B").strip() if not isinstance(billions, bool) else "?"
+    whole, point, fraction = text.partition(".")
+    shown = repr(billions if isinstance(billions, int) or len(billions) <= 40 else billions[:37] + "...")
+    fraction = fraction.rstrip("0")
+    digits = whole + fraction
+    if (
+        not (digits.isascii() and digits.isdecimal() and whole)
+        or (point and not text.partition(".")[2])
+        or len(digits) > 15
+    ):
+        raise FleetError(f"params is {shown}; allowed is a number of billions above 0, such as 70 or 70.6")
+    if len(fraction) > 9:
+        raise FleetError(f"params is {shown} billion, which is not a whole number of parameters")
+    count = int(digits + "0" * (9 - len(fraction)))
+    if not count:
+        raise FleetError(f"params is {shown}; allowed is a number of billions above 0, such as 70 or 70.6")
+    return count
+
+
+def given(machine: Machine) -> int:
+    """Bytes of a machine that a model can have: as sold, less what is left to the operating system."""
+    return machine.marketed - machine.os_reserve
+
+
+def _plain(layout: Layout) -> dict[str, Any]:
+    return {"devices": layout.devices, **layout._asdict()}
+
+
+def _size(
+    weights: Part,
+    specs: Sequence[CacheSpec],
+    dtype: str,
+    ctx: int,
+    users: int,
+    devices: Sequence[Machine],
+    node: tuple[Machine, int] | None,
+    sizes: Sequence[int],
+) -> Fleet:
+    _positive("ctx (seq_len)", ctx)
+    _positive("users", users)
+    if node is None:
+        node = machines.get(DEFAULT_NODE[0]), DEFAULT_NODE[1]
+    _positive("node's devices", node[1])
+    devices = devices or [machines.get(name) for name in DEFAULT_DEVICES]
+    for machine in (*devices, node[0]):
+        if given(machine) < 1:
+            raise FleetError(
+                f"{machine.name}: sold with {machine.marketed:,} bytes, of which {machine.os_reserve:,} are left to "
+                "the system: nothing is left for a model; allowed is a machine whose reserve is less than its memory"
+            )
+    request = request_bytes(specs, dtype, ctx)
+    parts = (
+        weights,
+        Part(
+            "kv_cache",
+            request * users,
+            f"{users_text(users)} x {request:,} bytes at {ctx:,} tokens ({dtype})",
+        ),
+        Part(
+            "prefill",
+            PREFILL_BASE + PREFILL_PER_TOKEN * ctx,
+            f"assumed: {PREFILL_BASE:,} + {PREFILL_PER_TOKEN:,} x {ctx:,} tokens",
+        ),
+        Part("cuda_and_nccl", CUDA_AND_NCCL, "assumed"),
+    )
+    fleet = Fleet(ctx, users, parts, devices)
+    fleet.node, fleet.node_devices = node
+    fleet.asked = tuple(sizes)
+    return fleet
+
+
+def _sizes(fleet: Fleet, sizes: Sequence[int], node: tuple[Machine, int] | None) -> list[int]:
+    """Sizes to look at: those that the node can have where one is named, and what was asked for."""
+    for size in sizes:
+        _positive("tensor_parallel", size)
+    # The bound's own counts show why it is no layout: 9 devices split no model with 64 heads.
+    counts = [count.devices for count in fleet.counts if count.devices <= 1024]
+    most = max(*SIZES, *counts, 1) if node is None else node[1]
+    return sorted({*sizes, *(size for size in (*SIZES, *counts) if size <= most), fleet.node_devices})
+
+
+def _positive(field: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise FleetError(f"{field} is {value!r}; allowed is a whole number >= 1")
+
+
+__all__ = ["BOUND", "Fleet", "FleetError", "Kind", "TensorParallel", "for_model", "for_params"]

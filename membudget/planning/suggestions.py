@@ -1,0 +1,301 @@
+"""What would make a budget fit: the smallest single change first, else one combination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from membudget import formats
+from membudget.budgets.budget import ENGINES, GGUF, Budget
+from membudget.formats import kv
+from membudget.machines import IDLE_SHARE, SPARK_GPU, Machine
+from membudget.planning.capacity import (
+    engine_limit,
+    fits,
+    held,
+    kv_request,
+    max_ctx,
+    max_users,
+    share_that_leaves,
+    takes_the_systems,
+    total_of,
+)
+
+#: The most that is suggested of a card of its own: CUDA's context and what vLLM does not foresee need the rest.
+MOST_SHARE = 0.95
+
+
+#: A prefill step that is suggested where a larger one does not fit.
+SMALL_STEP = 512
+#: The values of a change that are the engine's.
+ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
+
+
+class Change(NamedTuple):
+    """What makes a budget fit: the change in words, the bytes it frees, the fields that it sets.
+
+    values: by their names in a budget; those of `ENGINE_VALUES` are the engine's (`applied` sets them all).
+    """
+
+    text: str
+    frees: int
+    values: dict[str, str | int | float]
+
+
+def suggest(budget: Budget) -> list[Change]:
+    """Changes after each of which this budget, which does not fit, would; those that free the least come first."""
+    if takes_the_systems(budget):
+        return _with_a_smaller_share(budget)
+    found = []
+    request = kv_request(budget, budget.ctx)
+    users = max_users(budget)
+    if users:
+        text = f"{users_text(users)} instead of {budget.users:,}"
+        found.append(Change(text, request * (budget.users - users), {"users": users}))
+    ctx = max_ctx(budget)
+    if ctx:
+        text = f"{ctx:,} tokens of context instead of {budget.ctx:,}"
+        found.append(Change(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
+    small = _with_small_cache(budget)
+    if small is not budget and fits(small):
+        frees = (request - kv_request(small, budget.ctx)) * budget.users
+        found.append(Change(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
+    kind = ENGINES[budget.engine.name]
+    found += _lighter(budget, kind.smaller)
+    for other in _lighter_engines(budget):
+        if fits(other):
+            found.append(_of_engine(budget, other))
+    return (
+        sorted(found, key=lambda change: change.frees)
+        or _together(budget, kind.smaller)
+        or _lighter(budget, kind.smallest)
+        or _together(budget, kind.smallest)
+        or _with_the_lightest_engine(budget)
+    )
+
+
+def applied(budget: Budget, change: Change) -> Budget:
+    """The budget with a change made."""
+    engine: dict[str, Any] = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
+    other: dict[str, Any] = {name: value for name, value in change.values.items() if name not in ENGINE_VALUES}
+    if "format" in other:
+        other["format"] = formats.get(other["format"])
+    return budget._replace(engine=budget.engine._replace(**engine), **other)
+
+
+def nothing_helps(budget: Budget) -> str:
+    """What was tried where `suggest` has nothing: ``not even 1 user with 1 token with awq weights ...``."""
+    kind = ENGINES[budget.engine.name]
+    share = share_that_leaves(budget) if takes_the_systems(budget) else None
+    light = _lightest(budget if share is None else _shared(budget, share))
+    *_, least = [light, *_smaller(light, (*kind.smaller, *kind.smallest))]
+    parts = [_engine_text(budget, light)] if light.engine != budget.engine else []
+    parts += [_weights_text(least)] if least.format is not budget.format else []
+    small = _with_small_cache(least)
+    parts += [_cache_text(small)] if small is not least else []
+    changed = f" with {' and '.join(parts)}" if parts else ""
+    return f"nothing that membudget knows helps: not even 1 user with 1 token{changed}"
+
+
+def _with_a_smaller_share(budget: Budget) -> list[Change]:
+    """The largest share that leaves the operating system its part, alone or with what else is then too much."""
+    share = share_that_leaves(budget)
+    if share is None:
+        return []
+    smaller = _shared(budget, share)
+    frees = (engine_limit(budget) or 0) - (engine_limit(smaller) or 0)
+    text, values = f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
+    if fits(smaller):
+        return [Change(f"{text} instead of {budget.engine.gpu_memory_utilization}", frees, {**values})]
+    return [
+        Change(f"{text} with {change.text}", frees + change.frees, {**values, **change.values})
+        for change in suggest(smaller)
+    ]
+
+
+def most_share(machine: Machine) -> float:
+    """The most that is suggested of a machine: of a DGX Spark what an idle one was seen to give."""
+    return IDLE_SHARE if SPARK_GPU in machine.title else MOST_SHARE
+
+
+def _largest_share(budget: Budget) -> float | None:
+    """The most that the engine may be given, where that is more than it is; never the operating system's part."""
+    share, most = budget.engine.gpu_memory_utilization, most_share(budget.machine)
+    if share is None:
+        return None
+    if budget.os_bytes:
+        most = min(share_that_leaves(budget) or 0.0, most)
+    return most if most > share else None
+
+
+def _shared(budget: Budget, share: float) -> Budget:
+    return budget._replace(engine=budget.engine._replace(gpu_memory_utilization=share))
+
+
+def _lighter_engines(budget: Budget) -> Iterator[Budget]:
+    """The budget with one setting of its engine changed: the smallest share that is enough, a lighter step."""
+    engine, most = budget.engine, _largest_share(budget)
+    if engine.gpu_memory_utilization is not None and most is not None and fits(_shared(budget, most)):
+        low, high = (
+            int(engine.gpu_memory_utilization * 100),
+            round(most * 100),
+        )  # high / 100 is enough, low / 100 is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(_shared(budget, middle / 100)) else (middle, high)
+        yield _shared(budget, high / 100)
+    light = _lightest(budget).engine
+    for name in ("attention", "logits", "max_num_batched_tokens"):
+        if getattr(light, name) != getattr(engine, name):
+            yield budget._replace(engine=engine._replace(**{name: getattr(light, name)}))
+
+
+def _lightest(budget: Budget) -> Budget:
+    """The budget with every setting of its engine at its lightest."""
+    engine = budget.engine
+    step = min(engine.max_num_batched_tokens, SMALL_STEP)
+    if engine.name == "transformers":  # a plain forward takes every prompt at once
+        step = engine.max_num_batched_tokens
+    share = _largest_share(budget) or engine.gpu_memory_utilization
+    light = engine._replace(attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
+    return budget._replace(engine=light)
+
+
+def _of_engine(budget: Budget, other: Budget) -> Change:
+    values = {
+        name: getattr(other.engine, name)
+        for name in ENGINE_VALUES
+        if getattr(other.engine, name) != getattr(budget.engine, name)
+    }
+    return Change(_engine_text(budget, other), total_of(budget) - total_of(other), values)
+
+
+def _engine_text(budget: Budget, other: Budget) -> str:
+    mine, theirs = budget.engine, other.engine
+    step = "n_ubatch" if mine.name == "llama_cpp" else "max_num_batched_tokens"
+    parts = []
+    if theirs.gpu_memory_utilization != mine.gpu_memory_utilization:
+        parts.append(f"gpu_memory_utilization {theirs.gpu_memory_utilization} instead of {mine.gpu_memory_utilization}")
+    if theirs.attention != mine.attention:
+        parts.append(f"{theirs.attention} attention instead of {mine.attention}")
+    if theirs.logits != mine.logits:
+        parts.append("logits of the last position instead of every")
+    if theirs.max_num_batched_tokens != mine.max_num_batched_tokens:
+        parts.append(f"{step} {theirs.max_num_batched_tokens:,} instead of {mine.max_num_batched_tokens:,}")
+    return " and ".join(parts)
+
+
+def _with_the_lightest_engine(budget: Budget) -> list[Change]:
+    """Nothing is enough with the engine as it is: what is with its settings at their lightest."""
+    light = _lightest(budget)
+    if light.engine == budget.engine:
+        return []
+    change = _of_engine(budget, light)
+    if fits(light):
+        return [change]
+    return [
+        Change(f"{change.text} with {more.text}", change.frees + more.frees, {**change.values, **more.values})
+        for more in suggest(light)
+    ]
+
+
+def _lighter(budget: Budget, names: Sequence[str]) -> list[Change]:
+    """The first of some formats that fits by itself."""
+    for smaller in _smaller(budget, names):
+        if all(map(fits, _planned_for(smaller))):
+            frees = budget.format.weigh(budget.model).total - smaller.format.weigh(budget.model).total
+            return [Change(_weights_text(smaller), frees, {"format": smaller.format.name})]
+    return []
+
+
+def _together(budget: Budget, names: Sequence[str]) -> list[Change]:
+    """No single change is enough: the least compressed weights that fit some users with an 8-bit cache.
+
+    Fewer users at the same context come before a shorter context for one.
+    """
+    ways = [_with_small_cache(way) for way in (budget, *_smaller(budget, names))]
+    for way in ways:
+        users = min(budget.users, *map(max_users, _planned_for(way)))
+        if users:
+            return [_combined(budget, way._replace(users=users))]
+    for way in ways:
+        ctx = min(map(max_ctx, _planned_for(way._replace(users=1))))
+        if ctx:
+            return [_combined(budget, way._replace(users=1, ctx=min(ctx, budget.ctx)))]
+    return []
+
+
+def _combined(budget: Budget, other: Budget) -> Change:
+    values: dict[str, str | int | float] = {"users": other.users}
+    parts = []
+    if other.kv_cache_dtype != budget.kv_cache_dtype:
+        values["kv_cache_dtype"] = other.kv_cache_dtype
+        parts.append(_cache_text(other))
+    if other.format is not budget.format:
+        values["format"] = other.format.name
+        parts.insert(0, _weights_text(other))
+    last = users_text(other.users)
+    if other.ctx != budget.ctx:
+        values["ctx"] = other.ctx
+        last += f" of {other.ctx:,} tokens"
+    text = f"{', '.join(parts)} and {last} together" if parts else last
+    return Change(text, total_of(budget) - total_of(other), values)
+
+
+def _smaller(budget: Budget, names: Sequence[str]) -> Iterator[Budget]:
+    """The budget in each of some formats that is smaller and applies to the model's shapes."""
+    own = budget.format.weigh(budget.model).total
+    for name in names:
+        if name == budget.format.name:
+            continue
+        smaller = budget._replace(format=formats.get(name))
+        try:
+            weights = smaller.format.weigh(budget.model).total
+            held(smaller)
+            for way in _planned_for(smaller):
+                kv_request(way, 1)
+        except formats.FormatError:
+            continue
+        if weights < own:
+            yield smaller
+
+
+def _planned_for(budget: Budget) -> tuple[Budget, ...]:
+    """The budget; where another engine reads its weights, the same for that engine too: both must fit."""
+    if not _is_foreign(budget):
+        return (budget,)
+    dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", "llama.cpp") else "fp16"
+    step = ENGINES["llama_cpp"].batched_tokens
+    engine = budget.engine._replace(name="llama_cpp", max_num_batched_tokens=step)
+    return budget, budget._replace(engine=engine, kv_cache_dtype=dtype)
+
+
+def _with_small_cache(budget: Budget) -> Budget:
+    """The budget with its engine's 8-bit KV cache; itself where there is none, or none that is smaller."""
+    name = ENGINES[budget.engine.name].small_cache
+    if not name or _is_foreign(budget):
+        return budget
+    small = budget._replace(kv_cache_dtype=name)
+    try:
+        return small if kv_request(small, budget.ctx) < kv_request(budget, budget.ctx) else budget
+    except formats.FormatError:
+        return budget
+
+
+def _is_foreign(budget: Budget) -> bool:
+    """Whether another engine reads these weights: it has no cache dtypes of this one."""
+    return budget.engine.name != "llama_cpp" and budget.format.name in GGUF
+
+
+def _cache_text(budget: Budget) -> str:
+    return f"{'an' if budget.kv_cache_dtype.startswith('fp8') else 'a'} {budget.kv_cache_dtype} KV cache"
+
+
+def _weights_text(budget: Budget) -> str:
+    """``fp8 weights``; what another engine reads says so."""
+    return f"{budget.format.name} weights{' (GGUF, for llama.cpp)' if _is_foreign(budget) else ''}"
+
+
+def users_text(number: int) -> str:
+    """``1 user``, ``8 users``."""
+    return f"{number:,} user{'s' if number != 1 else ''}"

@@ -1,0 +1,1 @@
+"""Budgets as pytest tests."""

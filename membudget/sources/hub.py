@@ -1,0 +1,262 @@
+"""Repositories on the hub, through huggingface_hub: its token, retries, cache and endpoint.
+
+safetensors headers come through its own ranged reads (a progress bar when there are
+several shards), GGUF headers through ours.  Configs are saved for offline use by `fetch`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from membudget.checkpoint import gguf_file, safetensors_file
+from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
+from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
+from membudget.checkpoint.safetensors_strict import parse_index
+from membudget.sources.connection import reason, unreachable
+from membudget.sources.locate import cache_folder, is_model_id, is_offline, is_repo_file, shown, snapshot
+
+#: First read of a GGUF header; then four times as much, until the header is complete.
+_WINDOW = 2 * 2**20
+
+
+class HubNotReached(CheckpointError):
+    """A repository that is not in the cache, and the hub did not answer or was not asked: it may well exist."""
+
+    reachable = False
+
+
+class Fetched(NamedTuple):
+    """A repository whose config was saved.
+
+    config: the file it was saved as.  total_size: of the index, in bytes; None without one.
+    files: all that was saved.
+    """
+
+    repo: str
+    config: str
+    total_size: int | None
+    files: tuple[str, ...]
+
+
+def read_repo(repo: str, *, revision: str | None = None, offline: bool | None = None) -> Checkpoint:
+    """Read a repository's headers: the cached files if they are complete, else ranged reads.
+
+    ``org/name/file.gguf`` names one file of a repository.  Raises `CheckpointError`.
+    """
+    repo, file = _split_file(repo)
+    if not is_model_id(repo):
+        raise CheckpointError(shown(repo), None, "no such path, and no id of a repository (org/name)")
+    folder = snapshot(repo)
+    if folder is not None and revision is None:
+        try:
+            return read_path(os.path.join(folder, file) if file else folder)
+        except CheckpointError as error:
+            cached = str(error)
+    else:
+        cached = f"it is not in the cache at {cache_folder()}"
+    if is_offline() if offline is None else offline:
+        raise HubNotReached(repo, None, f"{cached}; and the hub is not asked: offline")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise HubNotReached(repo, None, f"{cached}; for the hub, pip install huggingface_hub") from None
+    failed = unreachable()
+    if failed:
+        raise HubNotReached(repo, None, f"{cached}; and the hub {failed}")
+    try:
+        return _read(huggingface_hub.HfApi(), repo, revision, file)
+    except CheckpointError:
+        raise
+    except Exception as error:  # its transport's exceptions differ between versions
+        raise CheckpointError(repo, None, f"the hub {reason(error)}") from None
+
+
+def _split_file(name: str) -> tuple[str, str | None]:
+    repo, _, file = name.rpartition("/")
+    return (repo, file) if is_repo_file(name) else (name, None)
+
+
+def _read(api: Any, repo: str, revision: str | None, file: str | None) -> Checkpoint:
+    sizes = {
+        item.path: item.size
+        for item in api.list_repo_tree(repo, revision=revision)
+        if getattr(item, "size", None) is not None
+    }
+    if file is not None and file not in sizes:
+        raise CheckpointError(repo, None, f"has no file {shown(file)} at its top level")
+    if file is None and ("model.safetensors" in sizes or INDEX in sizes):
+        return _safetensors(api, repo, revision, sizes)
+    if file is not None and file.endswith(".safetensors"):
+        metadata = api.parse_safetensors_file_metadata(repo, file, revision=revision)
+        return join([_convert(file, metadata, sizes.get(file), repo)], repo, None, None, repo)
+    first = gguf_models(sizes)
+    if file is None and len(first) > 1:
+        raise CheckpointError(repo, None, f"has {len(first)} GGUF models; name one, as {repo}/{first[0]}")
+    if file is None and not first:
+        raise CheckpointError(repo, None, f"has neither model.safetensors, {INDEX} nor a .gguf file")
+    return _gguf(api, repo, revision, file or first[0], sizes)
+
+
+def _safetensors(api: Any, repo: str, revision: str | None, sizes: dict[str, int]) -> Checkpoint:
+    found = api.get_safetensors_metadata(repo, revision=revision)
+    parts = [_convert(name, metadata, sizes.get(name), repo) for name, metadata in sorted(found.files_metadata.items())]
+    total = (found.metadata or {}).get("total_size")
+    total = int(total) if isinstance(total, (int, float)) else None
+    return join(parts, repo, total, found.weight_map if found.sharded else None, f"{repo}/{INDEX}")
+
+
+def _convert(
+    name: str, metadata: Any, size: int | None, repo: str
+) -> tuple[list[StoredTensor], StoredFile, dict[str, Any]]:
+    """The library's parse of one header, checked by the same rules as a file on disk."""
+    end = max((tensor.data_offsets[1] for tensor in metadata.tensors.values()), default=0)
+    start = size - end if size is not None else 0
+    path = f"{repo}/{name}"
+    entries = []
+    for key, tensor in metadata.tensors.items():
+        first, last = tensor.data_offsets
+        shape = tuple(tensor.shape)
+        entries.append(safetensors_file.checked(key, tensor.dtype, shape, first, last, path, 8, name, start))
+    safetensors_file.check_layout(entries, path, start, size)
+    file = StoredFile(name, size, start if size is not None else None)
+    return entries, file, dict(metadata.metadata or {})
+
+
+def _gguf(api: Any, repo: str, revision: str | None, file: str, sizes: dict[str, int]) -> Checkpoint:
+    names = split_names(file, repo)
+    missing = [name for name in names if name not in sizes]
+    if missing:
+        raise CheckpointError(
+            repo, None, f"{len(missing)} of {len(names)} parts are not there: {', '.join(missing[:4])}"
+        )
+    read = []
+    for name in names:
+        header = _remote_header(repo, name, revision, sizes[name])
+        stored = gguf_file.stored_file(header, sizes[name], f"{repo}/{name}", name)
+        read.append((header.entries, stored, header.metadata))
+    if len(read) > 1:
+        return join_splits(read, repo)
+    return Checkpoint(f"{repo}/{file}", "gguf", read[0][0], [read[0][1]], read[0][2])
+
+
+def _remote_header(repo: str, name: str, revision: str | None, size: int) -> gguf_file.Header:
+    """Read windows of the file's start until the header is complete."""
+    content = b""
+    for content in _windows(repo, name, revision, size):
+        try:
+            return gguf_file.parse_header(content, size, f"{repo}/{name}", name)
+        except gguf_file.NeedMore:
+            continue
+    raise CheckpointError(f"{repo}/{name}", len(content), "the server sent less of the header than the file holds")
+
+
+def _windows(repo: str, name: str, revision: str | None, size: int) -> Iterator[bytes]:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    url = hf_hub_url(repo, name, revision=revision)
+    content, want = b"", _WINDOW
+    while True:
+        want = min(want, size, gguf_file.MAX_HEADER)
+        span = {**build_hf_headers(), "Range": f"bytes={len(content)}-{want - 1}"}
+        with _stream(url, span) as response:
+            hf_raise_for_status(response)
+            # A server without ranges sends the whole file: of that only the start is read.
+            if response.status_code != 206 and content:
+                raise CheckpointError(f"{repo}/{name}", len(content), "the server does not honour range requests")
+            content += _limited(response, want - len(content))
+        yield content
+        if len(content) < want or want in (size, gguf_file.MAX_HEADER):
+            return
+        want *= 4
+
+
+def _stream(url: str, headers: dict[str, str]) -> Any:
+    """A response whose body is not read yet: huggingface_hub speaks httpx since 1.0, requests before."""
+    from huggingface_hub.utils import get_session
+
+    session: Any = get_session()
+    if hasattr(session, "stream"):
+        return session.stream("GET", url, headers=headers, timeout=30)
+    return session.get(url, headers=headers, timeout=30, stream=True)
+
+
+def _limited(response: Any, most: int) -> bytes:
+    chunks = response.iter_bytes(65536) if hasattr(response, "iter_bytes") else response.iter_content(65536)
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) >= most:
+            break
+    return bytes(content[:most])
+
+
+def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:
+    """Save each repository's config.json as ``dest/org--name.json``, and what lies beside it that a plan reads.
+
+    Beside it: hf_quant_config.json.  The index is read for its total_size and not kept.
+    Raises `CheckpointError` for the first repository that cannot be had.
+    """
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise CheckpointError("the hub", None, "pip install huggingface_hub, then fetch again") from None
+    failed = "is not asked: offline" if is_offline() else unreachable()
+    if failed:
+        raise CheckpointError("fetch", None, f"the hub {failed}")
+    os.makedirs(dest, exist_ok=True)
+    fetched = []
+    for repo in repos:
+        if not is_model_id(repo):
+            raise CheckpointError(shown(repo), None, "is no id of a repository: write org/name")
+        try:
+            fetched.append(_fetch(huggingface_hub, repo, dest))
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(repo, None, f"the hub {reason(error)}") from None
+    return fetched
+
+
+def _fetch(hub: Any, repo: str, dest: str) -> Fetched:
+    stem = os.path.join(dest, repo.replace("/", "--"))
+    saved = []
+    for name, target in (("config.json", stem + ".json"), ("hf_quant_config.json", stem + ".hf_quant_config.json")):
+        content = _optional(hub, repo, name)
+        if content is None:
+            if name == "config.json":
+                what = "has no config.json: a GGUF or adapter repository? name the base model"
+                raise CheckpointError(repo, None, what)
+            continue
+        _check_json(content, f"{repo}/{name}")
+        with open(target, "wb") as stream:
+            stream.write(content)
+        saved.append(target)
+    index = _optional(hub, repo, INDEX)
+    total = parse_index(index, f"{repo}/{INDEX}")[1] if index is not None else None
+    return Fetched(repo, saved[0], total, tuple(saved))
+
+
+def _optional(hub: Any, repo: str, name: str) -> bytes | None:
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        path = hub.hf_hub_download(repo, name)
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:
+        return None
+    with open(path, "rb") as stream:
+        return stream.read(safetensors_file.MAX_HEADER)
+
+
+def _check_json(content: bytes, source: str) -> None:
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(source, None, f"is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise CheckpointError(source, None, "is not a JSON object")

@@ -1,0 +1,393 @@
+"""From what a user types to a config: a path, a shipped fixture, the Hugging Face cache, the hub.
+
+In that order.  Names come from strangers (budget files, command lines): an id can
+never leave the folder that is searched, and no access token is ever shown.
+"""
+
+from __future__ import annotations
+
+import os
+from json import loads
+from typing import Any, NamedTuple
+
+from membudget.checkpoint import Checkpoint
+from membudget.data import data_path
+from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+
+_TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
+#: Of an address: the scheme, then who logs in.  Ends at the first character that cannot be part of it.
+_LOGIN = r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>?#]+@"""
+_YES = ("1", "ON", "YES", "TRUE")
+_QUANT = ".hf_quant_config"
+
+
+class ModelNotFound(ConfigError):
+    """A model that is in none of the places searched.
+
+    reachable: the hub was asked and answered, so the name itself is wrong (or
+    closed to us); False: offline, the model may well exist.
+    """
+
+    def __init__(self, message: str, reachable: bool) -> None:
+        super().__init__(message)
+        self.reachable = reachable
+
+
+class Located(NamedTuple):
+    """Where a model was found.
+
+    config: of its text model; None where only weights lie (`kind` safetensors without a config.json).
+    source: the place, in words, for people.
+    kind: ``path``, ``fixture``, ``cache``, ``hub``, ``gguf`` or ``safetensors``.
+    path: the file or folder; for a checkpoint, what `membudget.checkpoint.read` takes.
+    repo: the hub's id, where there is one.
+    hf_quant_config: the content of ModelOpt's hf_quant_config.json beside the config.
+    checkpoint: the headers, where they had to be read to know the config (GGUF).
+    """
+
+    config: Config | None
+    source: str
+    kind: str
+    path: str
+    repo: str | None = None
+    hf_quant_config: dict[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
+
+
+def locate(name: str, *, offline: bool | None = None) -> Located:
+    """Find the model that `name` stands for.
+
+    name: a folder, config.json, .gguf or .safetensors file, or a hub id.
+    offline: never ask the hub; None asks unless HF_HUB_OFFLINE is set.
+    Raises `ModelNotFound` that says where it looked, or `ConfigError`.
+    """
+    _refuse_odd(name)
+    if is_repo_file(name) and not os.path.exists(name):
+        return _from_headers(name, offline)
+    if _is_path(name):
+        return _from_path(name)
+    if not is_model_id(name):
+        raise ConfigError(
+            f"{shown(name)} is neither an existing path nor a model id: an id is org/name of letters, digits, '_', '.' "
+            "and '-', for example Qwen/Qwen3-8B"
+        )
+    looked = ["the shipped configs"]
+    found = _from_fixtures(name) or _from_cache(name, looked)
+    if found is not None:
+        return found
+    if offline is None:
+        offline = is_offline()
+    if offline:
+        raise _not_found(name, looked, "not asked: offline", reachable=False)
+    return _from_hub(name, looked)
+
+
+def is_model_id(name: str) -> bool:
+    """Whether `name` may be a hub id; never true for what could leave a folder."""
+    parts = name.split("/")
+    return len(name) <= 200 and len(parts) <= 2 and all(map(_is_word, parts)) and ".." not in name and "--" not in name
+
+
+def _is_word(text: str) -> bool:
+    """One part of an id, as the hub allows it: letters, digits, ``_``, and behind the first also ``.`` and ``-``."""
+    if not text or text[0] in ".-" or not text.isascii():
+        return False
+    rest = text.replace("_", "").replace(".", "").replace("-", "")
+    return not rest or rest.isalnum()
+
+
+def without_tokens(text: str) -> str:
+    """`text` with everything that looks like an access token replaced, and who logs in at an address (``//me:pw@``)."""
+    token = "hf_" in text or "api_org_" in text
+    if not token and not ("://" in text and "@" in text):
+        return text
+    import re
+
+    return re.sub(_LOGIN, r"\1<credentials>@", re.sub(_TOKEN, "<access token>", text))
+
+
+def is_repo_file(name: str) -> bool:
+    """Whether `name` is a file of a repository: ``org/name/file.gguf``."""
+    repo, _, file = name.rpartition("/")
+    return file.endswith((".gguf", ".safetensors")) and "/" in repo and is_model_id(repo) and is_model_id(file)
+
+
+def is_offline() -> bool:
+    """Whether the environment says that the hub must not be asked."""
+    return any(os.environ.get(key, "").upper() in _YES for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def shown(name: str) -> str:
+    """`name` as it may be printed: quoted, cut, and without anything that looks like an access token."""
+    text = without_tokens(name)
+    return repr(text if len(text) <= 120 else text[:117] + "...")
+
+
+def fixture_ids() -> list[str]:
+    """The ids of all shipped configs, sorted."""
+    return sorted(_id(stem) for stem in _stems(data_path("models")))
+
+
+def cache_folder() -> str:
+    """The hub cache of this user, as huggingface_hub finds it."""
+    env = os.environ
+    for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if env.get(key):
+            return os.path.expanduser(os.path.expandvars(env[key]))
+    home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return os.path.join(os.path.expanduser(os.path.expandvars(home)), "hub")
+
+
+def _refuse_odd(name: str) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError("the model is empty: write a hub id such as Qwen/Qwen3-8B, or a path")
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+        raise ConfigError(f"{shown(name)} has a control character (newline, tab, NUL) in it: no model id or path has")
+    if without_tokens(name) != name:
+        raise ConfigError(
+            f"{shown(name)}: that holds an access token or a login, and is no model; it is not shown or sent"
+        )
+
+
+def _is_path(name: str) -> bool:
+    if name.startswith(("/", "./", "../", "~", ".\\", "..\\")) or name in (".", ".."):
+        return True
+    if os.path.isdir(name):
+        # A folder that merely shares its name with a hub id (org/name) is not a model.
+        return not is_model_id(name) or _holds_model(name)
+    return os.path.exists(name) or name.lower().endswith((".json", ".gguf", ".safetensors"))
+
+
+def _holds_model(folder: str) -> bool:
+    try:
+        return any(entry == "config.json" or entry.endswith((".gguf", ".safetensors")) for entry in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _from_path(name: str) -> Located:
+    path = os.path.expanduser(name)
+    if not os.path.exists(path):
+        raise ConfigError(f"{shown(name)}: no such file or folder")
+    if os.path.isdir(path):
+        return _from_folder(path, path, "path", None)
+    if not os.path.isfile(path):
+        raise ConfigError(f"{shown(name)}: is no regular file: a pipe or a device is not read")
+    if path.lower().endswith(".gguf") or _starts_with(path, b"GGUF"):
+        return _gguf(path, path, None)
+    if path.lower().endswith((".safetensors", ".safetensors.index.json")):
+        folder = os.path.dirname(path)
+        beside = os.path.join(folder, "config.json")
+        config = load(beside) if os.path.isfile(beside) else None
+        return Located(config, path, "safetensors", path, None, _quant(folder))
+    if path.lower().endswith((".bin", ".pt", ".pth", ".ckpt")):
+        raise ConfigError(f"{path}: a pickle is not read; pass the config.json, a .safetensors or a .gguf file")
+    return Located(load(path), path, "path", path, None, _quant(os.path.dirname(path)))
+
+
+def _from_folder(folder: str, source: str, kind: str, repo: str | None) -> Located:
+    """A folder with a config.json; else one with a single GGUF model, or safetensors files."""
+    config = os.path.join(folder, "config.json")
+    if os.path.isfile(config):
+        return Located(load(config, config if kind == "path" else source), source, kind, folder, repo, _quant(folder))
+    import re
+
+    files = sorted(os.listdir(folder))
+    models = [file for file in files if file.endswith(".gguf") and not file.startswith("mmproj")]
+    first = [file for file in models if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file) or "-00001-of-" in file]
+    if len(first) == 1:
+        return _gguf(os.path.join(folder, first[0]), source if repo else os.path.join(folder, first[0]), repo)
+    if first:
+        raise ConfigError(f"{source}: has {len(first)} GGUF models; pass one of them: {', '.join(first[:8])}")
+    if any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
+        return Located(None, source, "safetensors", folder, repo, _quant(folder))
+    hint = "; adapter_config.json is a LoRA adapter's: pass the base model" if "adapter_config.json" in files else ""
+    raise ConfigError(f"{source}: no config.json, .safetensors or .gguf file in it{hint}")
+
+
+def _starts_with(path: str, magic: bytes) -> bool:
+    """Ollama and llama.cpp keep GGUF files under names without a suffix."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def _gguf(path: str, source: str, repo: str | None) -> Located:
+    from membudget.checkpoint import CheckpointError, config_of, read_path
+
+    try:
+        checkpoint = read_path(path)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    return Located(config_of(checkpoint, source), source, "gguf", path, repo, None, checkpoint)
+
+
+def _quant(folder: str, file: str = "hf_quant_config.json") -> dict[str, Any] | None:
+    path = os.path.join(folder, file)
+    if not os.path.isfile(path):
+        return None
+    try:
+        if os.path.getsize(path) > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path}: too large for a hf_quant_config.json")
+        with open(path, encoding="utf-8-sig") as stream:
+            content = loads(stream.read())
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a hf_quant_config.json is a JSON object")
+    return content
+
+
+def _stems(folder: str) -> list[str]:
+    return [
+        file[:-5]
+        for file in os.listdir(folder)
+        if file.endswith(".json") and "--" in file and not file.endswith(_QUANT + ".json")
+    ]
+
+
+def _id(stem: str) -> str:
+    return stem.replace("--", "/", 1)
+
+
+def _from_fixtures(name: str) -> Located | None:
+    try:
+        folder = data_path("models")
+    except FileNotFoundError:
+        return None
+    stem = name.replace("/", "--")
+    path = os.path.join(folder, stem + ".json")
+    if "/" not in name or not os.path.isfile(path):
+        stems = {stem.casefold(): stem for stem in _stems(folder)}
+        known = stems.get(stem.casefold()) or stems.get(_alias(folder, name).casefold())
+        if known is None:
+            return None
+        stem, path = known, os.path.join(folder, known + ".json")
+    source = f"{_id(stem)} (shipped config)"
+    return Located(load(path, source), source, "fixture", path, _id(stem), _quant(folder, stem + _QUANT + ".json"))
+
+
+def _alias(folder: str, name: str) -> str:
+    """The stem of the fixture that an alias stands for; the name itself where it is none."""
+    path = os.path.join(folder, "ALIASES.json")
+    if not os.path.isfile(path):
+        return name
+    with open(path, encoding="utf-8") as stream:
+        aliases = {alias.casefold(): model for alias, model in loads(stream.read()).items() if isinstance(model, str)}
+    return str(aliases.get(name.casefold(), name)).replace("/", "--")
+
+
+def _from_cache(name: str, looked: list[str]) -> Located | None:
+    looked.append(f"the cache at {cache_folder()}")
+    folder = snapshot(name)
+    if folder is None or not (_holds_model(folder) or _names_index(folder)):
+        return None
+    repo = os.path.basename(os.path.dirname(os.path.dirname(folder)))
+    found = repo.removeprefix("models--").replace("--", "/", 1)
+    return _from_folder(folder, f"{found} (Hugging Face cache)", "cache", found)
+
+
+def snapshot(name: str) -> str | None:
+    """The cached snapshot of a repository: the one that refs/main names, or the only one there is."""
+    root = cache_folder()
+    wanted = "models--" + name.replace("/", "--")
+    repo = os.path.join(root, wanted)
+    if not os.path.isdir(repo):
+        try:
+            same = [entry for entry in os.listdir(root) if entry.casefold() == wanted.casefold()]
+        except OSError:
+            return None
+        if not same:
+            return None
+        repo = os.path.join(root, same[0])
+    snapshots = os.path.join(repo, "snapshots")
+    try:
+        with open(os.path.join(repo, "refs", "main"), encoding="ascii", errors="replace") as stream:
+            commit = stream.read(200).strip()
+        if not _is_word(commit):
+            raise ConfigError(f"{repo}/refs/main: {commit[:40]!r} is not a commit; delete the folder and fetch again")
+    except OSError:
+        try:
+            commits = os.listdir(snapshots)
+        except OSError:
+            return None
+        if len(commits) != 1:
+            return None
+        commit = commits[0]
+    folder = os.path.join(snapshots, commit)
+    return folder if os.path.isdir(folder) else None
+
+
+def _names_index(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "model.safetensors.index.json"))
+
+
+def _from_hub(name: str, looked: list[str]) -> Located:
+    """config.json (and hf_quant_config.json where there is one), through huggingface_hub."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError:
+        raise _not_found(name, looked, "not asked: pip install huggingface_hub", reachable=False) from None
+    from membudget.sources.connection import reason, unreachable
+
+    failed = unreachable()
+    if failed:
+        raise _not_found(name, looked, failed, reachable=False)
+    try:
+        path = hf_hub_download(name, "config.json")
+    except LocalEntryNotFoundError as error:
+        raise _not_found(name, looked, reason(error), reachable=False) from None
+    except EntryNotFoundError:  # as in repositories that only hold GGUF files
+        return _from_headers(name, False)
+    except Exception as error:  # its transport's exceptions differ between versions
+        reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
+        raise _not_found(name, looked, reason(error), reachable) from None
+    from contextlib import suppress
+
+    with suppress(Exception):  # optional: most repositories have none
+        hf_hub_download(name, "hf_quant_config.json")
+    source = f"{name} (hub)"
+    folder = os.path.dirname(path)
+    return Located(load(path, source), source, "hub", folder, name, _quant(folder))
+
+
+def _from_headers(name: str, offline: bool | None) -> Located:
+    """A repository without a config.json, or one file of one: what the GGUF header says."""
+    from membudget.checkpoint import CheckpointError, config_of
+    from membudget.sources.hub import read_repo
+
+    try:
+        checkpoint = read_repo(name, offline=offline)
+    except CheckpointError as error:
+        raise ModelNotFound(
+            f"{error} (an adapter's repository? name the base model)", reachable=getattr(error, "reachable", True)
+        ) from None
+    repo = name if is_model_id(name) else name.rpartition("/")[0]
+    if checkpoint.kind == "gguf":
+        return Located(config_of(checkpoint), f"{name} (hub)", "hub", checkpoint.source, repo, None, checkpoint)
+    return Located(None, f"{name} (hub)", "safetensors", checkpoint.source, repo, None, checkpoint)
+
+
+def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> ModelNotFound:
+    from difflib import get_close_matches
+
+    try:
+        ids = fixture_ids()
+    except FileNotFoundError:
+        ids = []
+    by_fold = {known.casefold(): known for known in ids} | {known.split("/")[-1].casefold(): known for known in ids}
+    near = list(dict.fromkeys(by_fold[match] for match in get_close_matches(name.casefold(), by_fold, 5, 0.5)))
+    text = f"{shown(name)} was not found. Looked in {', '.join(looked)}; the hub ({hub})."
+    if near:
+        text += f" Near are: {', '.join(near[:3])}."
+    if os.path.isdir(name):
+        text += " The folder of that name that is here has no config.json, .safetensors or .gguf file in it."
+    if not reachable:
+        saves = f"`membudget fetch {name}` saves its config.json" if "/" in name else "write its hub id, ORG/NAME"
+        text += f" On a connected machine {saves}; or pass a path to one."
+    return ModelNotFound(text, reachable)

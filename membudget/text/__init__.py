@@ -1,0 +1,1 @@
+"""What is printed: made safe, made to fit."""

@@ -1,0 +1,76 @@
+"""`membudget probe`: what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+from membudget.cli import main as cli
+from membudget.cli.commands import probe
+from membudget.host import available
+from membudget.measure import run as measure
+from membudget.measure.lock import Busy
+from membudget.units import GIB
+
+pytestmark = pytest.mark.suite
+
+ROOT = Path(__file__).parent.parent
+SPARK = str(ROOT / "budgets" / "llama-3.1-8b-bf16.dgx-spark.yaml")
+TINY = [str(ROOT / "tests_hw" / "budgets" / "llama-tiny.cpu.yaml"), "--machines", str(ROOT / "tests_hw/machines.yaml")]
+
+
+@pytest.mark.parametrize("text", ["12", "0", "1_000", "-1GiB", ""])
+def test_a_floor_without_a_unit_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--floor 12`, meant as GiB, would be 12 bytes and leave a Spark without its guard."""
+    assert cli.main(["probe", SPARK, "--dry-run", f"--floor={text}"]) == 2
+    assert "--floor" in capsys.readouterr().err
+
+
+def test_a_floor_has_a_least_on_unified_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under 4 GiB the guard would be too late where running out hangs the host; elsewhere any size will do."""
+    assert cli.main(["probe", SPARK, "--dry-run", "--floor", "1GiB"]) == 2
+    assert "allowed is 4.000 GiB or more" in capsys.readouterr().err
+    assert cli.main(["probe", *TINY, "--dry-run", "--floor", "1MiB"]) in (0, 3)  # 3 without torch
+    assert "1.00 MiB reserve" in capsys.readouterr().out
+
+
+def test_a_dry_run_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Enough memory is not enough: without CUDA in torch it would not start, and the dry run says so."""
+    assert _said(monkeypatch, capsys, 120 * GIB, "needs torch with CUDA") == (3, {
+        "the memory is there, but it would not start: needs torch with CUDA; it needs 53.00 GiB (40.00 GiB predicted "
+        "peak + 1.00 GiB process + 12.00 GiB reserve), 120.00 GiB is available"
+    })  # fmt: skip
+
+
+def test_a_dry_run_has_both_numbers_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 where it would start, 3 where it would not; what it needs and what there is, either way."""
+    needs = "needs 53.00 GiB (40.00 GiB predicted peak + 1.00 GiB process + 12.00 GiB reserve)"
+    assert _said(monkeypatch, capsys, 53 * GIB, None) == (0, {f"it would start: {needs}, 53.00 GiB is available"})
+    why = "; the peak is of the break lines, up to their ceiling"
+    assert _said(monkeypatch, capsys, 53 * GIB - 1, None) == (3, {f"{needs}, 53.00 GiB is available{why}"})
+
+
+def _said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free: int, lacks: str | None
+) -> tuple[int, set[str]]:
+    monkeypatch.setattr(measure, "Settings", functools.partial(measure.Settings, available=lambda: free))
+    monkeypatch.setattr(available, "missing", lambda *_: lacks)
+    code = cli.main(["probe", SPARK, "--dry-run", "--json"])
+    return code, {plan["now"] for plan in json.loads(capsys.readouterr().out)["plans"]}
+
+
+def test_a_second_measurement_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who measures on this machine is said, with exit code 3; nothing is called an internal error."""
+
+    def taken(*_: object) -> None:
+        raise Busy("process 7 is measuring on this machine")
+
+    monkeypatch.setattr(measure, "measure", taken)
+    monkeypatch.setattr(probe, "_needs", lambda _: None)
+    assert cli.main(["probe", *TINY]) == 3
+    assert capsys.readouterr().err.strip() == "membudget: process 7 is measuring on this machine"

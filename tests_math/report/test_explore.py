@@ -1,0 +1,164 @@
+"""The page to play with: what it carries, that it computes what Python computes, and that nothing gets in or out."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from membudget import machines
+from membudget.cli.main import main
+from membudget.report import explore, html
+from tests_math.report.explore_plans import MODELS, START, answer, asked, choices, draw
+
+pytestmark = pytest.mark.suite
+
+RUN = """
+const {page, plans} = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const answers = plans.map((plan) => {
+  const asked = {...plan, page, model: page.models[plan.model], machine: page.machines[plan.machine],
+    ctx: BigInt(plan.ctx), users: BigInt(plan.users), batched: BigInt(plan.batched)};
+  const {sums, total, capacity, headroom, maxUsers, verdict, read} = Ledger.predict(asked);
+  const figures = {...sums, total, capacity, headroom, max_users: maxUsers, verdict, read};
+  return Object.fromEntries(Object.entries(figures).map(([name, value]) => [name, String(value)]));
+});
+console.log(JSON.stringify(answers));
+"""
+
+
+def test_script_computes_what_predict_computes(tmp_path: Path) -> None:
+    """500 random plans of 8 models on every machine: each sum to the byte, each verdict to the letter."""
+    found, known = choices(), list(machines.all_machines().values())
+    document = explore.document(found, known, START)
+    rng = random.Random(7)
+    plans = [draw(document, rng) for _ in range(500)]
+    _computes_the_same(tmp_path, document, plans)
+
+
+def test_script_has_cells_and_shares(tmp_path: Path) -> None:
+    """llama.cpp's cells around every step of 256, and shares around what a Spark's system is left."""
+    document = explore.document(choices(), list(machines.all_machines().values()), START)
+    spark = next(place for place, machine in enumerate(document["machines"]) if machine["name"] == "dgx-spark")
+    base = {"machine": spark, "convention": "reported", "attention": "sdpa", "logits": "last", "share": None}
+    plans: list[dict[str, Any]] = [
+        {**base, "model": MODELS.index(name), "format": "q4_k_m", "kv": kv, "engine": "llama_cpp", "ctx": ctx,
+         "users": users, "batched": batched}
+        for name in ("google/gemma-3-27b-it", "openai/gpt-oss-20b", "Qwen/Qwen3.5-9B")
+        for kv in ("fp16", "q8_0")
+        for ctx in (1, 256, 257, 1536, 1537, 8192, 300_000)
+        for users, batched in ((1, 512), (64, 2048), (3, 100))
+        if "error" not in document["models"][MODELS.index(name)]["formats"]["q4_k_m"]
+    ]  # fmt: skip
+    plans += [
+        {**base, "model": 0, "format": form, "kv": "bf16", "engine": engine, "ctx": 8192, "users": users,
+         "batched": 8192, "share": share}
+        for form in ("bf16", "fp32")
+        for engine in ("vllm", "transformers")
+        for users in (1, 80, 5000)
+        for share in (0.5, 0.91, 0.9178, 0.92, 0.95, 1.0)
+    ]  # fmt: skip
+    assert len(plans) > 150
+    said = _computes_the_same(tmp_path, document, plans)
+    assert sum("gpu_memory_utilization 0.91" in verdict for verdict in said) >= 36
+
+
+def test_page_refuses_what_plan_refuses() -> None:
+    """A model whose cells in llama.cpp are not known has a reason in place of every cache."""
+    document = explore.document(choices(("deepseek-ai/DeepSeek-V4-Flash",)), [], START)
+    for cache in document["models"][0]["caches"].values():
+        assert "error" in cache.get("llama_cpp", cache)
+
+
+def _computes_the_same(tmp_path: Path, document: dict[str, Any], plans: list[dict[str, Any]]) -> list[str]:
+    """The verdicts of the plans, each figure and letter as Python has it."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node: the page's script runs in the browser test alone")
+    found, known = choices(), list(machines.all_machines().values())
+    script = tmp_path / "run.js"
+    script.write_text(html.static("ledger.js") + RUN, encoding="utf-8")
+    given = json.dumps({"page": document, "plans": plans})
+    ran = subprocess.run([node, str(script)], input=given, capture_output=True, text=True, encoding="utf-8", check=True)
+    for plan, said in zip(plans, json.loads(ran.stdout), strict=True):
+        read = str(asked(found, known, plan).bytes_read)
+        assert {**answer(found, known, plan), "read": read} == said, plan
+    return [said["verdict"] for said in json.loads(ran.stdout)]
+
+
+def test_page_asks_for_nothing() -> None:
+    """No address, no file, no frame is named anywhere; the policy allows the page's own script and style alone."""
+    page = explore.render(choices(MODELS[:1]), machines.all_machines().values(), START)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; ")
+    assert "unsafe" not in policy[1]
+    assert "http" not in policy[1]
+    outside = set(re.findall(r"https?://[^\s\"'<]*", re.sub(r'<script type="application/json".*?</script>', "", page)))
+    assert outside == {"http://www.w3.org/2000/svg"}, "the name of SVG, which nobody fetches"
+    assert not re.search(r"<(?:link|img|iframe|object|embed)\b|\bsrc=|@import|url\(", page)
+
+
+def test_script_never_reads_text_as_html() -> None:
+    """Text from outside goes in as text: no script uses innerHTML and its like, nor runs a string."""
+    for name in ("ledger.js", "curve.js", "explore.js"):
+        script = html.static(name)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)
+        assert "fetch(" not in script
+        assert "XMLHttpRequest" not in script
+
+
+def test_name_from_outside_stays_inert() -> None:
+    """A model called like a closing tag closes nothing, in the title and in the data."""
+    choice = choices(MODELS[:1])[0]
+    choice.model.name = "</script><script>alert(1)</script>"
+    page = explore.render([choice], machines.all_machines().values(), START)
+    assert "alert(1)</script>" not in page
+    assert "\\u003c/script\\u003e" in page
+    assert "<title>&lt;/script&gt;" in page
+
+
+def test_number_that_javascript_rounds_is_refused() -> None:
+    """2^53 cannot travel as a number; the error says where it stands."""
+    with pytest.raises(html.PageError, match=r"data\.sizes\[1\] is 9,007,199,254,740,992"):
+        html.page("x", "", styles=(), data={"sizes": [1, 2**53]})
+
+
+def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is there, as long as the command says, and starts where the options say."""
+    target = tmp_path / "page.html"
+    words = ["explore", MODELS[0], MODELS[1], "--offline", "-o", str(target), "--users", "3", "--ctx", "4k", "--json"]
+    assert main([*words, "--machine", "l4"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["bytes"] == target.stat().st_size
+    assert said["models"] == list(MODELS[:2])
+    data = _data(target.read_text(encoding="utf-8"))
+    assert data["start"] == {"ctx": 4096, "users": 3, "machines": ["l4"], "batched": 8192}
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["explore"], 2, "explore needs a MODEL"),
+        (["explore", MODELS[0], "--offline", "-o", "."], 2, "is a folder"),
+        (["explore", MODELS[0], "--offline", "--ctx", "0"], 2, "--ctx"),
+        (["explore", MODELS[0], "--offline", "--format", "q9"], 2, "unknown format"),
+        (["explore", MODELS[0], "--offline", "-o", "no/such/folder/x.html"], 2, "-o no/such/folder/x.html: cannot be"),
+    ],
+)
+def test_command_refuses(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be is an error that says what is wrong."""
+    assert main(words) == code
+    assert message in capsys.readouterr().err
+
+
+def _data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])

@@ -1,0 +1,187 @@
+"""Write docs/coverage.md: every model_type, its blocks, and what is proven about it.
+
+    python tools/coverage.py
+
+Torch-free: parameters against fixtures/census.json, caches against fixtures/cache_coverage.json
+(``{model_type: "exact" or why not}``; written by whoever proves the caches, may be missing).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from membudget.model import build  # noqa: E402
+from membudget.model.blocks import NOTHING, Block  # noqa: E402
+from membudget.model.families import Family, find  # noqa: E402
+from membudget.model.wrappers import STYLE_OF, TEXT_TYPES  # noqa: E402
+from tests_math.model.family_reference import NAMES_DIFFER, TOWERS, UNBUILDABLE, inventory, raw  # noqa: E402
+from tools.census import digest  # noqa: E402
+
+#: The blocks of membudget/model/{attention,latent,feedforward,state}.py; any other is one family's own.
+SHARED = (
+    "gqa",
+    "mla",
+    "glu",
+    "mlp",
+    "half_gated",
+    "moe",
+    "mamba1",
+    "mamba2",
+    "delta_net",
+    "kda",
+    "short_conv",
+    "lightning",
+)
+
+
+def names(block: Block) -> list[str]:
+    """The shared blocks in this one; ``own`` for code of the family's own."""
+    if block.parts:
+        return [name for part in block.parts for name in names(part)]
+    if block is NOTHING:
+        return []
+    function = block.tensors.__qualname__.partition(".")[0]
+    if function in SHARED:
+        return [function]
+    return [] if function in ("norms", "weight", "project", "buffer") else ["own"]
+
+
+def blocks(family: Family) -> str:
+    """The blocks of a family's layers, each once, shared ones first."""
+    found = dict.fromkeys(name for block in family.layer for name in names(block))
+    return " ".join(sorted(found, key=lambda name: name == "own")) or "own"
+
+
+def params(model_type: str, row: dict[str, Any]) -> tuple[str, str]:
+    """(default, random): exact, or what is not."""
+    default = "not buildable"
+    if "default" in row:
+        ours = build({"model_type": model_type}).count.params
+        default = "exact" if ours == row["default"] else f"off by {ours - row['default']:,}"
+    right = 0
+    for one in row["random"]:
+        model = build(raw(model_type, one["config"], row.get("under")))
+        named = model_type in NAMES_DIFFER or "tensors" not in one or digest(inventory(model.tensors)) == one["tensors"]
+        right += model.count.params == one["params"] and named
+    drawn = len(row["random"])
+    return default, f"exact {right} of {drawn}" if drawn else "not buildable"
+
+
+def main() -> None:
+    """Write the page."""
+    census = json.loads((ROOT / "fixtures" / "census.json").read_text(encoding="utf-8"))
+    path = ROOT / "fixtures" / "cache_coverage.json"
+    caches: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows, exact, buildable, left_out = [], 0, 0, []
+    for model_type, row in sorted(census["types"].items()):
+        if model_type in UNBUILDABLE or model_type in TOWERS:
+            family = find(TEXT_TYPES.get(model_type, model_type))
+            why = UNBUILDABLE.get(model_type, "has a tower beside the text model")
+            text = TEXT_TYPES.get(model_type)
+            left_out.append(f"| `{model_type}` | {why} | {f'`{text}`' if text and family else ''} |")
+            continue
+        family = find(model_type) or find(TEXT_TYPES[model_type])
+        assert family is not None, model_type
+        default, drawn = params(model_type, row)
+        buildable += 1
+        good = "off" not in default and drawn.split()[1:2] == drawn.split()[3:4]
+        exact += good
+        cache = caches.get(model_type, "")
+        rows.append(f"| `{model_type}` | {blocks(family)} | {default} | {drawn} | {cache} |")
+    remote = sorted({t for t in _remote() if t not in census["types"]})
+    known = sum(value == "exact" for value in caches.values())
+    page = f"""# Coverage
+
+**Parameters exact for {exact} of {buildable} causal-LM types** of transformers {census["transformers"]}\
+{f", caches byte-exact for {known}" if known else ""}. \
+Written by `python tools/coverage.py` from `fixtures/census.json`; do not edit.
+
+Exact means: from config.json alone, the same number of parameters as the model that transformers builds on the \
+meta device, for the class's default config and for random configs that vary every width, rank, pattern and flag. \
+In the random ones every tensor's name and shape is compared as well, with the names that `save_pretrained` writes. \
+The nightly run draws new ones (`MEMBUDGET_FULL=1 pytest -m transformers tests_math/model`).
+
+## Types
+
+`own` is a part that no shared block makes, written beside its family.
+
+| type | blocks | default config | random configs | cache |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+
+## Left out
+
+{len(left_out)} of the 196 names. A type without a recipe is refused by name; of a wrapper the text model is counted.
+
+| type | why | text model |
+|---|---|---|
+{chr(10).join(left_out)}
+
+## Wrappers
+
+The text model inside {len(STYLE_OF)} multimodal wrappers is counted under the wrapper's own tensor names: \
+{", ".join(f"`{name}`" for name in sorted(STYLE_OF))}.
+
+## Remote code
+
+Types whose code is not in transformers, checked against published totals where one is quoted \
+(`fixtures/published_params.json`): {", ".join(f"`{name}`" for name in remote)}.
+
+## Other versions of transformers
+
+The same configs, counted by older versions. A recipe says what the newest version and the published checkpoints \
+hold; where an older version differs, it is named here (ours less theirs, the first config that differs). \
+Types that a version does not know are not compared.
+
+{_versions()}
+
+## Three totals
+
+- `params`: what the model holds.
+- `active`: what one token reads; of experts, those it is sent to.
+- `checkpoint`: `params` and what published files store beside them: router-bias buffers, multi-token-prediction \
+heads, stale rotary tables. Files differ within a family: GLM-4.5 and 4.7 store an embedding and a head with their \
+MTP layer (counted), GLM-4.6 does not; Qwen3-0.6B and 1.7B store a head although it is tied (not counted). \
+Of Kimi-K2-Instruct's published total 3,416 elements are unexplained.
+"""
+    (ROOT / "docs" / "coverage.md").write_text(page, encoding="utf-8")
+
+
+#: Why an older version's count is another, where that has been looked into.
+WHY = {
+    "second bias": (
+        "bert bert-generation big_bird camembert data2vec-text megatron-bert roberta roberta-prelayernorm roc_bert "
+        "roformer xlm-roberta xmod"
+    ),
+    "ties, or not, by the flag that 5.24 ignores": "bigbird_pegasus cpmant moshi xlstm",
+}
+
+
+def _versions() -> str:
+    path = ROOT / "fixtures" / "census_versions.json"
+    lines = ["| version | exact | not known to it | differs |", "|---|---|---|---|"]
+    reasons = {model_type: why for why, types in WHY.items() for model_type in types.split()}
+    for version, found in json.loads(path.read_text(encoding="utf-8")).items():
+        differ = "; ".join(
+            f"`{model_type}` {off:+,}{f' ({reasons[model_type]})' if model_type in reasons else ''}"
+            for model_type, off in found["differ"].items()
+        )
+        exact, unknown = f"{found['exact']} of {found['compared']}", len(found["unknown"])
+        lines.append(f"| {version} | {exact} | {unknown} types | {differ} |")
+    return "\n".join(lines)
+
+
+def _remote() -> list[str]:
+    from membudget.model.families import all_families
+
+    return [name for name, family in all_families().items() if family.module.endswith(".remote")] + ["kimi_k2"]
+
+
+if __name__ == "__main__":
+    main()
