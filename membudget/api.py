@@ -30,7 +30,8 @@ def plan(
     model that is not found or not known.
     """
     from membudget.model import build
-    from membudget.sources.locate import locate, shown
+    from membudget.sources.locate import locate
+    from membudget.text.sanitize import shown
 
     for name, value, most in (("ctx", ctx, MAX_CTX), ("users", users, MAX_USERS)):
         if type(value) is not int or not 1 <= value <= most:

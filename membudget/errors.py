@@ -6,6 +6,7 @@ bug of ours.  Code decides on a class or on `code`, never on the text.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 #: Exit codes of the command line: no; wrong input; not available here; a bug; not written (sysexits); Ctrl-C.
@@ -18,18 +19,22 @@ class MembudgetError(ValueError):
     code: a short name that stays, ``unknown_machine``; the class's own where none is given.
     """
 
-    #: The code of errors of this class that have none of their own.
-    default_code: ClassVar[str] = "invalid_input"
+    #: The code of errors of this class that have none of their own; the class's name where it is empty.
+    default_code: ClassVar[str] = ""
     #: Of a command that ends with it.
-    exit_code: ClassVar[int] = WRONG_INPUT
+    exit_code: int = WRONG_INPUT
 
     def __init__(self, text: str, *, code: str = "") -> None:
         super().__init__(text)
-        self.code = code or self.default_code
+        self.code = code or self.default_code or _snake(type(self).__name__)
+
+
+def _snake(name: str) -> str:
+    """``ConfigError`` -> ``config``, ``UnknownMachine`` -> ``unknown_machine``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Error")).lower()
 
 
 class NotAvailableError(MembudgetError):
     """Something that this machine or installation lacks: says what, and how to get it."""
 
-    default_code: ClassVar[str] = "not_available"
-    exit_code: ClassVar[int] = NOT_AVAILABLE
+    exit_code: int = NOT_AVAILABLE

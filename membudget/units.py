@@ -8,6 +8,8 @@ always by their exact name, and never guessed: ``8G``, ``8 gb`` and a bare
 
 from __future__ import annotations
 
+from membudget.errors import MembudgetError
+
 DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 BYTE_UNITS = {"B": 1, **DECIMAL, **BINARY}
@@ -21,7 +23,7 @@ _GROUPED = r"[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)+"
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class UnitError(ValueError):
+class UnitError(MembudgetError):
     """A size or count that cannot be read, or can be read in two ways."""
 
 

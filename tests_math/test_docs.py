@@ -235,7 +235,7 @@ def test_pictures_of_terminals_are_what_pytest_prints(name: str) -> None:
     import html
     import runpy
 
-    made = runpy.run_path(str(ROOT / "scripts" / "screenshots.py"))
+    made = runpy.run_path(str(ROOT / "tools" / "screenshots.py"))
     svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
     shown = _words("".join(map(html.unescape, re.findall(r"<text[^>]*>([^<]*)</text>", svg))))
     for line in made["terminal"](made["RUNS"][name], colour=False).splitlines():

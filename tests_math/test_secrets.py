@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from membudget.cli.main import main
-from membudget.sources.locate import without_tokens
+from membudget.text.sanitize import without_tokens
 from tests_math.test_security import CONTROL, EVIL, ROOT, TOKEN, Run, harmless, limited
 
 pytestmark = pytest.mark.suite

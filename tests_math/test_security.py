@@ -35,7 +35,7 @@ _LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**29, 3 * 2**29))
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
-from membudget.cli import main
+from membudget.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 

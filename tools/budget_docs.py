@@ -79,7 +79,7 @@ pytest --pyargs membudget.tests --budgets=team/budgets
 Any test of yours that asks for the fixture `budget` runs once for every budget:
 
 ```python
-from membudget.ledger import predict
+from membudget.planning.ledger import predict
 
 def test_leaves_room_for_the_reranker(budget):
     assert predict(budget).headroom >= 4 * 2**30

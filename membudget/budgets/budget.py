@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import Model
@@ -148,7 +149,7 @@ def unfiled(
 ) -> Budget:
     """A budget that is asked for without a file.  Raises `ValueError` as `parallel_sizes` does, and by `not_read`."""
     if why := not_read(engine.name, form):
-        raise ValueError(why)
+        raise MembudgetError(why)
     tensor_parallel, pipeline_parallel = parallel_sizes(machines, engine)
     return Budget(
         id=unfiled_id(model.name, form.name, machine.name, machines),
@@ -174,7 +175,7 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     """
     tp, pp = (engine.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     if machines > 1 and engine.name != "vllm":
-        raise ValueError(f"{machines:,} machines need `engine: {{vllm: ...}}`; {engine.name} is planned for one")
+        raise MembudgetError(f"{machines:,} machines need `engine: {{vllm: ...}}`; {engine.name} is planned for one")
     if tp is None and pp is None:
         return machines, 1
     if tp and pp:
@@ -182,7 +183,7 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
             return tp, pp
         ways = [f"pipeline_parallel_size {machines // tp:,} with tensor_parallel_size {tp:,}"] * (machines % tp == 0)
         ways += [f"tensor_parallel_size {machines // pp:,} with pipeline_parallel_size {pp:,}"] * (machines % pp == 0)
-        raise ValueError(
+        raise MembudgetError(
             f"tensor_parallel_size {tp:,} x pipeline_parallel_size {pp:,} make {tp * pp:,} ranks, and machine names "
             f"{machines:,}; allowed: one rank for each machine, as `{tp * pp}x NAME`, "
             f"or sizes whose product is {machines:,}{': ' * bool(ways)}{', or '.join(ways)}"
@@ -190,7 +191,7 @@ def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
     given, other, size = ("tensor", "pipeline", tp) if tp else ("pipeline", "tensor", pp or 1)
     if machines % size:
         sizes = [part for part in range(1, machines + 1) if machines % part == 0]
-        raise ValueError(
+        raise MembudgetError(
             f"{given}_parallel_size {size:,} does not divide the {machines:,} that machine names; allowed: one rank "
             f"for each machine, as `{size}x NAME`, or {given}_parallel_size {', '.join(map(str, sizes))} "
             f"({other}_parallel_size is then {', '.join(str(machines // part) for part in sizes)})"

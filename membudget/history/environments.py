@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.history.store import locked
 
 #: Written last: an environment without it was cut off and is made anew.
@@ -33,7 +34,7 @@ class Said(NamedTuple):
     text: str
 
 
-class EnvironmentFailed(RuntimeError):
+class EnvironmentFailed(MembudgetError):
     """An environment that could not be made: which command, and the end of what it said."""
 
 

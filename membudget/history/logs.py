@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from membudget.errors import MembudgetError
 from membudget.history.drift import LOG
 from membudget.history.record import Entry, Line, Record
 
@@ -49,7 +50,7 @@ def of_log(path: str, version: str = "") -> Record:
 
     engines = parse_file(path)
     if not engines:
-        raise ValueError(f"{path}: no line of a vLLM start-up in it")
+        raise MembudgetError(f"{path}: no line of a vLLM start-up in it")
     budgets: dict[str, Entry] = {}
     for number, engine in enumerate(engines):
         name = _name(engine.model, number)
@@ -67,7 +68,7 @@ def of_log(path: str, version: str = "") -> Record:
         budgets[name] = Entry("failed" if failed else "recorded", lines, _settings(engine), told)
     printed = next((engine.version for engine in engines if engine.version), "")
     if printed and version and printed != version:
-        raise ValueError(f"{path}@{version}: the log itself says vLLM {printed}")
+        raise MembudgetError(f"{path}@{version}: the log itself says vLLM {printed}")
     version = printed or version
     when = datetime.fromtimestamp(os.stat(path).st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return Record(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from membudget.budgets.tolerance import Tolerance, parse
+from membudget.errors import MembudgetError
 from membudget.units import UnitError
 
 
@@ -59,7 +60,7 @@ VERDICTS = ("passed", "failed", "recorded")
 Samples = dict[str, list[int | None]]
 
 
-class RecordError(ValueError):
+class RecordError(MembudgetError):
     """A record that is not one: says which field, what it is and what is allowed."""
 
 

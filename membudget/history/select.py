@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from membudget.errors import NotAvailableError
 from membudget.history.record import Record
 
 ALLOWED = (
@@ -13,14 +14,12 @@ ALLOWED = (
 )
 
 
-class SelectError(ValueError):
+class SelectError(NotAvailableError):
     """No run, or none of that kind: says which there are."""
 
 
 class NoRuns(SelectError):
     """Nothing is recorded yet: says how a run is."""
-
-    exit_code = 3  # of the command line: not available here
 
 
 def select(ref: str, runs: Sequence[Record], against: Record | None = None, problems: Sequence[object] = ()) -> Record:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from membudget.history.record import Record, RecordError, from_json
-from membudget.sources.locate import without_tokens
+from membudget.text.sanitize import without_tokens
 
 SUFFIX = ".jsonl"
 #: Longer lines are no records: a damaged file must not fill the memory.

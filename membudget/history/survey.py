@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.tolerance import parse
+from membudget.errors import MembudgetError
 from membudget.history import lines as of
 from membudget.history.record import Entry, Line
 
@@ -33,7 +34,7 @@ LINES: dict[str, dict[str, str]] = {
 ALLOWED = {"weights": "within +64 MiB"}
 
 
-class SurveyError(RuntimeError):
+class SurveyError(MembudgetError):
     """An engine that could not be asked at all: why, and the end of what it said."""
 
 

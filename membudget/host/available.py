@@ -67,7 +67,7 @@ def no_command(command: str | None) -> str | None:
     import shlex
     from shutil import which
 
-    from membudget.sources.locate import without_tokens
+    from membudget.text.sanitize import without_tokens
 
     if not command:
         return None

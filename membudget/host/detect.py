@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from membudget import machines
+from membudget.errors import NotAvailableError
 from membudget.host import asking
 from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
 from membudget.units import GIB, MIB
@@ -25,10 +26,8 @@ RESERVE_SHARE, RESERVE_LEAST = 10, GIB
 SPARK_CAPABILITY = "12.1"
 
 
-class DetectError(RuntimeError):
+class DetectError(NotAvailableError):
     """This machine does not say how much memory it has; the message says what was tried."""
-
-    exit_code = 3  # of the command line: not available here
 
 
 class System:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from membudget.data import data_path
+from membudget.errors import MembudgetError
 
 #: The name that stands for whatever machine this is, see `membudget.host.detect`.
 THIS_MACHINE = "this-machine"
@@ -63,7 +64,7 @@ class Machine(NamedTuple):
         return self.nominal * 10**9 // 2**30
 
 
-class UnknownMachine(ValueError):
+class UnknownMachine(MembudgetError):
     """A machine that no table has: the message lists the nearest names."""
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from membudget.errors import MembudgetError
 from membudget.machines import THIS_MACHINE, Machine, UnknownMachine, counted, normalize
 from membudget.text.yaml_strict import Node, Problem, read_file
 from membudget.text.yaml_strict import parse as parse_yaml
@@ -29,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _NAMES_ALLOWED = f"lower-case letters, digits, '-', '.', '_', and not {THIS_MACHINE}"
 
 
-class MachineFileError(ValueError):
+class MachineFileError(MembudgetError):
     """A machine file that cannot be read; every problem on a line: file:line, the field, what is allowed."""
 
 

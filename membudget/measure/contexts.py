@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from membudget.errors import MembudgetError
 from membudget.host.readings import Reading, Sources, Unknown, pair
 
 #: Seconds that the second process may take to load torch and to touch the device.
@@ -61,7 +62,7 @@ def another() -> Iterator[int]:
 
             ready, _, _ = select.select([child.stdout], [], [], SECONDS)
             if not ready or child.stdout.readline().strip() != b"held":
-                raise RuntimeError(f"the second process did not reach the device in {SECONDS:g} s")
+                raise MembudgetError(f"the second process did not reach the device in {SECONDS:g} s")
             yield child.pid
         finally:
             child.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from membudget.errors import MembudgetError
+
 
 class Edge(NamedTuple):
     """Where it breaks.
@@ -44,7 +46,7 @@ def find_edge(
     A prediction that is right costs two tries.
     """
     if most < 1:
-        raise ValueError(f"most is {most}; allowed is a whole number >= 1")
+        raise MembudgetError(f"most is {most}; allowed is a whole number >= 1")
     tried: list[tuple[int, bool]] = []
     low, high = 0, most + 1  # low fits (0 always does), high does not or is out of bounds
 

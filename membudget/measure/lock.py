@@ -8,12 +8,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from membudget.errors import NotAvailableError
 
-class Busy(RuntimeError):
+
+class Busy(NotAvailableError):
     """Another process measures on this machine: the message says which, since when, and what to do."""
-
-    #: Of a command that meets it: not available here, now.
-    exit_code = 3
 
 
 @contextlib.contextmanager

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from membudget.errors import MembudgetError
+
 #: Names of a budget's dense formats, and what torch calls them.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class CannotBuild(RuntimeError):
+class CannotBuild(MembudgetError):
     """The installed transformers does not build this config: says what it said."""
 
 

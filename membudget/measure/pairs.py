@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from membudget.engines.vllm.profile.identity import free_source, requested_bytes, startup_check
 from membudget.engines.vllm.versions import DEFAULT
+from membudget.errors import MembudgetError
 from membudget.host import system
 from membudget.measure import guard
 from membudget.units import GIB, MIB, short
@@ -133,7 +134,9 @@ def show(
         if ended and ended[0].status == "refused":
             return Shown(first.name, ended[0].why, held)
         if first.name not in held:
-            raise RuntimeError(f"{first.name} did not get hold of its claim: {ended[0].why if ended else 'no answer'}")
+            raise MembudgetError(
+                f"{first.name} did not get hold of its claim: {ended[0].why if ended else 'no answer'}"
+            )
         return _second(second, reserve, available, device, seconds, listen(second.name), held)
     finally:
         over.set()

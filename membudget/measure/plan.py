@@ -13,6 +13,7 @@ from membudget.budgets.schema import measure_defaults
 from membudget.budgets.tolerance import EXACT, Tolerance
 from membudget.engines.transformers import activations
 from membudget.engines.transformers.caches import cache_bytes
+from membudget.errors import MembudgetError
 from membudget.measure.comparison import Row
 from membudget.measure.need import Moment, Need, bound, needed
 from membudget.units import GIB, MIB, short
@@ -43,7 +44,7 @@ EDGE_PARTS = {
 }
 
 
-class CannotMeasure(ValueError):
+class CannotMeasure(MembudgetError):
     """This budget cannot be measured here: says why, and what could be."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.budgets.budget import Budget
+from membudget.errors import MembudgetError
 from membudget.host import asking, system
 from membudget.host import shared as host
 from membudget.machines import Machine
@@ -132,7 +133,7 @@ def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[C
     kept, requests, allowed = [], [], []
     for job in jobs:
         if job.plan.device != "cpu":
-            raise ValueError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
+            raise MembudgetError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
         plan, chosen = _chosen(job.plan, job.steps)
         kept.append(plan)
         requests.append(_request(plan, chosen, settings._replace(hook=job.hook or settings.hook), plan.ceiling))

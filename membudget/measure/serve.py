@@ -25,6 +25,7 @@ from membudget.engines.vllm.logs.record import EngineLog, Figure
 from membudget.engines.vllm.pool.plan import plan_pool
 from membudget.engines.vllm.pool.result import PoolError, PoolRequest
 from membudget.engines.vllm.versions import DEFAULT
+from membudget.errors import MembudgetError
 from membudget.host import shared as host
 from membudget.host import system
 from membudget.measure import guard, lock
@@ -46,7 +47,7 @@ _DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FLAGS = ("max_num_seqs", "block_size", "kv_cache_memory_bytes")
 
 
-class CannotServe(ValueError):
+class CannotServe(MembudgetError):
     """A budget that says too little, or asks for what vLLM has no flag for: says what to change."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from json import loads
 from typing import Any
 
+from membudget.errors import MembudgetError
 from membudget.model.wrappers import TEXT_TIES, TEXT_TYPES, TOP_TIES, WHOLE
 
 #: The same quantity under the names that published configs give it.
@@ -35,7 +36,7 @@ MAX_LAYERS = 10_000
 MAX_CONFIG_BYTES = 16 * 2**20
 
 
-class ConfigError(ValueError):
+class ConfigError(MembudgetError):
     """A config.json that cannot be read as a model: says the file, the key and what is allowed."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from membudget.budgets.budget import Budget
 from membudget.budgets.tolerance import Expectation
 from membudget.engines.transformers import activations
+from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.planning.capacity import activation_width
 from membudget.planning.ledger import BUCKETS, SHARE, Ledger, predict
@@ -93,7 +94,7 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     """A plain forward of `users` prompts, cache kept, under the ceiling of the budget."""
     budget, name, ceiling = ledger.budget, f"break[{place}]", ledger.budget.ceiling
     if ceiling is None:
-        raise ValueError("break needs a ceiling: the most memory that it may take, as in `ceiling: 40 GiB`")
+        raise MembudgetError("break needs a ceiling: the most memory that it may take, as in `ceiling: 40 GiB`")
     model, width = budget.model, activation_width(budget)
     ctx, users = broken.get("ctx", budget.ctx), broken.get("users", 1)
     attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")

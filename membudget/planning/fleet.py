@@ -24,6 +24,7 @@ from membudget.engines.vllm.parallel.sharding import (
     split_bytes,
     width_problem,
 )
+from membudget.errors import MembudgetError
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import CacheSpec, Model
@@ -45,7 +46,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 BOUND = "a lower bound: it divides bytes by bytes, and an aggregate bound proves no sharding layout"
 
 
-class FleetError(ValueError):
+class FleetError(MembudgetError):
     """An input that is refused: names the field, what it was, and what is allowed."""
 
 

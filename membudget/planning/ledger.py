@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from membudget.budgets.budget import DEFAULT_OVERHEAD, Budget
+from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.planning.capacity import (
     MAX_CTX,
@@ -300,7 +301,7 @@ def predict(budget: Budget) -> Ledger:
     """
     for name, value in (("ctx", budget.ctx), ("users", budget.users)):
         if value < 1:
-            raise ValueError(f"{name} is {value:,}; allowed is a whole number >= 1")
+            raise MembudgetError(f"{name} is {value:,}; allowed is a whole number >= 1")
     if budget.machines == 1:
         return _predict(budget)
     from membudget.engines.vllm.parallel.layouts import laid_out

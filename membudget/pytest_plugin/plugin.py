@@ -156,7 +156,7 @@ class Budgets:
 
     def rerun(self, item: pytest.Item) -> str:
         """The command that runs this item again and nothing else, from where pytest was started."""
-        from membudget.sources.locate import without_tokens
+        from membudget.text.sanitize import without_tokens
 
         words = ["pytest"]
         for name in ("budgets", "machines", "models", "vllm"):

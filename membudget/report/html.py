@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from membudget.sources.locate import without_tokens
+from membudget.errors import MembudgetError
+from membudget.text.sanitize import without_tokens
 
 #: JavaScript's numbers are exact below this; a larger integer would be rounded silently.
 EXACT = 2**53
@@ -17,7 +18,7 @@ EXACT = 2**53
 _GENERATOR = '<meta name="generator" content="membudget">'
 
 
-class PageError(ValueError):
+class PageError(MembudgetError):
     """A page that cannot be written: says why."""
 
     exit_code = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.sources.locate import without_tokens
+from membudget.text.sanitize import without_tokens
 
 
 def unreachable() -> str | None:

@@ -15,8 +15,10 @@ from membudget.checkpoint import gguf_file, safetensors_file
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
 from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
 from membudget.checkpoint.safetensors_strict import parse_index
+from membudget.errors import NOT_AVAILABLE
 from membudget.sources.connection import reason, unreachable
-from membudget.sources.locate import cache_folder, is_model_id, is_offline, is_repo_file, shown, snapshot
+from membudget.sources.locate import cache_folder, is_model_id, is_offline, is_repo_file, snapshot
+from membudget.text.sanitize import shown
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
 _WINDOW = 2 * 2**20
@@ -26,6 +28,7 @@ class HubNotReached(CheckpointError):
     """A repository that is not in the cache, and the hub did not answer or was not asked: it may well exist."""
 
     reachable = False
+    exit_code = NOT_AVAILABLE
 
 
 class Fetched(NamedTuple):

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from membudget.checkpoint import Checkpoint
 from membudget.data import data_path
+from membudget.errors import NOT_AVAILABLE, WRONG_INPUT
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+from membudget.text.sanitize import shown, without_tokens
 
-_TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
-#: Of an address: the scheme, then who logs in.  Ends at the first character that cannot be part of it.
-_LOGIN = r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>?#]+@"""
 _YES = ("1", "ON", "YES", "TRUE")
 _QUANT = ".hf_quant_config"
 
@@ -31,6 +30,7 @@ class ModelNotFound(ConfigError):
     def __init__(self, message: str, reachable: bool) -> None:
         super().__init__(message)
         self.reachable = reachable
+        self.exit_code = WRONG_INPUT if reachable else NOT_AVAILABLE
 
 
 class Located(NamedTuple):
@@ -96,16 +96,6 @@ def _is_word(text: str) -> bool:
     return not rest or rest.isalnum()
 
 
-def without_tokens(text: str) -> str:
-    """`text` with everything that looks like an access token replaced, and who logs in at an address (``//me:pw@``)."""
-    token = "hf_" in text or "api_org_" in text
-    if not token and not ("://" in text and "@" in text):
-        return text
-    import re
-
-    return re.sub(_LOGIN, r"\1<credentials>@", re.sub(_TOKEN, "<access token>", text))
-
-
 def is_repo_file(name: str) -> bool:
     """Whether `name` is a file of a repository: ``org/name/file.gguf``."""
     repo, _, file = name.rpartition("/")
@@ -115,12 +105,6 @@ def is_repo_file(name: str) -> bool:
 def is_offline() -> bool:
     """Whether the environment says that the hub must not be asked."""
     return any(os.environ.get(key, "").upper() in _YES for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
-def shown(name: str) -> str:
-    """`name` as it may be printed: quoted, cut, and without anything that looks like an access token."""
-    text = without_tokens(name)
-    return repr(text if len(text) <= 120 else text[:117] + "...")
 
 
 def fixture_ids() -> list[str]:

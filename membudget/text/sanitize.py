@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+_TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
+#: Of an address: the scheme, then who logs in.  Ends at the first character that cannot be part of it.
+_LOGIN = r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>?#]+@"""
+
 
 def printable(text: str) -> str:
     """`text` with every character that is not printed named as Python would: ``\\x1b``, ``\\u202e``.
@@ -11,3 +17,17 @@ def printable(text: str) -> str:
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
+
+
+def without_tokens(text: str) -> str:
+    """`text` with everything that looks like an access token replaced, and who logs in at an address (``//me:pw@``)."""
+    token = "hf_" in text or "api_org_" in text
+    if not token and not ("://" in text and "@" in text):
+        return text
+    return re.sub(_LOGIN, r"\1<credentials>@", re.sub(_TOKEN, "<access token>", text))
+
+
+def shown(name: str) -> str:
+    """`name` as it may be printed: quoted, cut, and without anything that looks like an access token."""
+    text = without_tokens(name)
+    return repr(text if len(text) <= 120 else text[:117] + "...")

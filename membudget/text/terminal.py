@@ -123,7 +123,7 @@ def plain(name: str) -> str:
     """A name from outside as it may be printed: as it is where a shell would take it so, else quoted."""
     if name and name.isascii() and all(letter.isalnum() or letter in "_-./:@+~," for letter in name):
         return name
-    from membudget.sources.locate import shown
+    from membudget.text.sanitize import shown
 
     return shown(name)
 

@@ -89,7 +89,7 @@ def test_the_documentation_is_the_one_of_the_loader() -> None:
     """`python tools/budget_docs.py` was run after the last change."""
     import runpy
 
-    made = runpy.run_path(str(ROOT / "scripts" / "budget_docs.py"))["document"]()
+    made = runpy.run_path(str(ROOT / "tools" / "budget_docs.py"))["document"]()
     assert (ROOT / "docs" / "budgets.md").read_text(encoding="utf-8") == made
 
 

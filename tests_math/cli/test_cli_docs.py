@@ -14,7 +14,7 @@ from membudget.cli.main import available
 
 pytestmark = pytest.mark.suite
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "cli_docs.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "cli_docs.py"
 
 
 @pytest.fixture(scope="module")

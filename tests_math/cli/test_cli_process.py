@@ -149,35 +149,3 @@ def test_bytes_that_are_no_text() -> None:
     assert done.returncode == 2
     assert "error" in json.loads(done.stdout)
     assert done.stderr == b""
-
-
-def test_plan_imports_little() -> None:
-    """The plan path leaves argparse, typing, yaml and their like alone: its process starts in a plan's time."""
-    heavy = [
-        "argparse",
-        "typing",
-        "dataclasses",
-        "pathlib",
-        "yaml",
-        "inspect",
-        "shutil",
-        "fractions",
-        "decimal",
-        "textwrap",
-        "gettext",
-        "difflib",
-        "subprocess",
-        "numpy",
-        "torch",
-        "transformers",
-        "vllm",
-        "huggingface_hub",
-        "importlib.resources",
-    ]
-    code = (
-        f"import sys; from membudget.cli.main import main; code = main({PLAN!r}); "
-        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
-    )
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", start], capture_output=True, check=True)
-    assert done.stderr.decode().strip() == "[]"

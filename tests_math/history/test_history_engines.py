@@ -209,7 +209,7 @@ def asked(**more: Any) -> Arguments:
         "no_deps": False,
         "envs": None,
     }
-    return Arguments(values | more)
+    return Arguments(**(values | more))
 
 
 def test_the_command_names_the_version() -> None:
@@ -299,7 +299,7 @@ def test_a_python_that_says_nothing(budgets: list[Budget], tmp_path: Path) -> No
 @pytest.fixture(scope="module")
 def matrix() -> ModuleType:
     """tools/matrix.py as a module."""
-    spec = importlib.util.spec_from_file_location("matrix", ROOT / "scripts" / "matrix.py")
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / "tools" / "matrix.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -20,8 +20,8 @@ FITS = "model: meta-llama/Llama-3.2-1B\nformat: bf16\nkv_cache_dtype: bf16\nctx:
 #: A test that measures: it says what a file beside it says.
 MEASURES = """
 from pathlib import Path
-from membudget.probe.comparison import Row
-from membudget.tolerance import parse
+from membudget.measure.comparison import Row
+from membudget.budgets.tolerance import parse
 
 def test_measured(budget, membudget_measured):
     size = int((Path(__file__).parent / "size").read_text())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
 from pathlib import Path
 
 import pytest
 
-from membudget import machines
 from membudget.host.detect import DetectError, System, detect
 from membudget.machines import Machine, UnknownMachine, all_machines, get
-from membudget.machines.file import FIELDS, MachineFileError, parse, read
+from membudget.machines.file import FIELDS, MachineFileError, parse
 from membudget.units import GIB, MIB
 
 pytestmark = pytest.mark.math
@@ -20,29 +17,6 @@ pytestmark = pytest.mark.math
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "membudget" / "data" / "machines.yaml"
 EVERY = sorted(all_machines())
-
-
-def test_json_equals_yaml() -> None:
-    """machines.json holds what machines.yaml says, stamped with its checksum."""
-    text = TABLE.read_bytes()
-    content = json.loads((ROOT / "machines.json").read_text(encoding="utf-8"))
-    assert content == json.loads(json.dumps(machines.compile_table(read(TABLE), text)))
-    assert content["crc32"] == zlib.crc32(text)
-
-
-def test_stale_json_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JSON copy of another YAML, a broken one or none at all changes nothing but the time."""
-    own = tmp_path / "machines.yaml"
-    own.write_text("box: {memory: 8 GiB}\n", encoding="utf-8")
-    monkeypatch.setattr("membudget.data.data_path", lambda kind: str(own))
-    for stale in ('{"crc32": 1, "machines": {}, "names": {}}', "{", "[]", None):
-        monkeypatch.setattr(machines, "_cache", None)
-        if stale is None:
-            own.with_suffix(".json").unlink()
-        else:
-            own.with_suffix(".json").write_text(stale, encoding="utf-8")
-        assert list(all_machines()) == ["box"]
-    monkeypatch.setattr(machines, "_cache", None)
 
 
 def test_every_number_has_its_source() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.math
 
 Get = Callable[[str], Model]
 Capture = pytest.CaptureFixture[str]
-MODELS = Path(__file__).parent.parent / "membudget" / "data" / "models"
+MODELS = Path(__file__).parents[2] / "membudget" / "data" / "models"
 #: 64 heads and 8 KV heads; 28 and 4; a latent cache; experts.
 NAMES = ("meta-llama--Llama-3.1-70B", "Qwen--Qwen2.5-7B", "deepseek-ai--DeepSeek-V3", "Qwen--Qwen3-30B-A3B")
 _MADE: dict[str, Model] = {}

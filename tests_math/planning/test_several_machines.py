@@ -24,7 +24,7 @@ from membudget.planning.suggestions import applied
 
 pytestmark = pytest.mark.math
 
-MODELS = Path(__file__).parent.parent / "membudget" / "data" / "models"
+MODELS = Path(__file__).parents[2] / "membudget" / "data" / "models"
 #: One of each kind: grouped heads, few KV heads, MLA, experts, recurrent layers, a fused map.
 NAMES = (
     "meta-llama--Llama-3.1-70B", "Qwen--Qwen2.5-7B", "deepseek-ai--DeepSeek-V3", "Qwen--Qwen3-30B-A3B",

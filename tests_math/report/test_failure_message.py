@@ -183,7 +183,7 @@ def _project(pytester: pytest.Pytester, budgets: dict[str, str], folder: str = "
     pytester.makepyfile(
         test_mine="""
         import pytest
-        from membudget.judge import judge
+        from membudget.planning.check import judge
         from membudget.report.failure import failure
 
         @pytest.mark.math

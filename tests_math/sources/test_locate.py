@@ -352,12 +352,12 @@ def test_import_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_data_path_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a wheel the data lies in the package; what is missing is said with its place."""
+def test_what_ships_lies_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ships lies in the package; what is missing is said with its place."""
     import membudget.data as data
 
-    (tmp_path / "_data" / "models").mkdir(parents=True)
-    monkeypatch.setattr(data, "__file__", str(tmp_path / "data.py"))
-    assert data.data_path("models") == str(tmp_path / "_data" / "models")
-    with pytest.raises(FileNotFoundError, match=r"_data/budgets: the installation is incomplete"):
+    (tmp_path / "data" / "models").mkdir(parents=True)
+    monkeypatch.setattr(data, "__file__", str(tmp_path / "data" / "__init__.py"))
+    assert data.data_path("models") == str(tmp_path / "data" / "models")
+    with pytest.raises(FileNotFoundError, match=r"data/budgets.*install membudget again"):
         data.data_path("budgets")

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from membudget.errors import MembudgetError
-from membudget.sources.locate import shown
+from membudget.text.sanitize import shown
 from membudget.text.terminal import Terminal
 
 __all__ = ["Arguments", "Declares", "UsageError", "build", "parse"]

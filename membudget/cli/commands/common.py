@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from membudget.cli.commands.arguments import Arguments, Declares
+from membudget.errors import MembudgetError, NotAvailableError
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import Model
@@ -12,14 +13,12 @@ from membudget.sources.locate import Located
 from membudget.units import UnitError, parse_context, parse_count
 
 
-class InputError(ValueError):
+class InputError(MembudgetError):
     """An option's value that is refused: names the option, what it was, and what is allowed."""
 
 
-class NotHere(Exception):
+class NotHere(NotAvailableError):
     """Something this machine or installation lacks: says what, and how to get it."""
-
-    exit_code = 3
 
 
 def model_argument(parser: Declares, optional: bool = False) -> None:
@@ -72,7 +71,7 @@ def share(option: str, text: str) -> float:
 
 def short_repr(text: str) -> str:
     """A value from outside, quoted and cut."""
-    from membudget.sources.locate import shown
+    from membudget.text.sanitize import shown
 
     return shown(text)
 

@@ -13,7 +13,8 @@ from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere
 from membudget.model import UnknownModelType, build
-from membudget.sources.locate import ModelNotFound, is_model_id, locate, shown
+from membudget.sources.locate import ModelNotFound, is_model_id, locate
+from membudget.text.sanitize import shown
 
 
 def options(parser: Declares) -> None:

@@ -12,7 +12,7 @@ from membudget.engines.vllm.oracle.asking import ENV, OracleAnswer, OracleError,
 from membudget.engines.vllm.pool.plan import PoolError, PoolRequest, plan_pool
 from membudget.model import Model
 from membudget.planning.ledger import MAX_CTX
-from membudget.sources.locate import shown
+from membudget.text.sanitize import shown
 
 DEFAULT_LENGTH, DEFAULT_BATCHED, DEFAULT_AVAILABLE = "8192", "8192", "60 GiB"
 

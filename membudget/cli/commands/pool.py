@@ -27,6 +27,7 @@ from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
 from membudget.engines.vllm.profile.identity import Figures, Identity, identity
 from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
 from membudget.engines.vllm.versions import rules
+from membudget.errors import MembudgetError
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import Model
@@ -126,7 +127,7 @@ def run(args: Arguments) -> Result:
     return Result(0 if pool.starts else 1, document, lambda: _text(model, pool, rest, notes))
 
 
-class NoPool(ValueError):
+class NoPool(MembudgetError):
     """vLLM would not start: says why, and what would help."""
 
     exit_code = 1  # of the command line: no

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.model import CacheSpec, ConfigError, Model
 
 #: Since this version MLA's compressed latent is cached; before it, the expanded heads.
@@ -79,11 +80,13 @@ def cache_bytes(
     Raises `ValueError` for an argument that is not one of these.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; allowed are {' and '.join(KINDS)}")
+        raise MembudgetError(f"kind is {kind!r}; allowed are {' and '.join(KINDS)}")
     if stage not in STAGES:
-        raise ValueError(f"stage is {stage!r}; allowed are {' and '.join(STAGES)}")
+        raise MembudgetError(f"stage is {stage!r}; allowed are {' and '.join(STAGES)}")
     if min(tokens, encoder_tokens) < 0 or batch < 1 or dtype_bytes < 1:
-        raise ValueError(f"tokens {tokens}, batch {batch}, encoder_tokens {encoder_tokens}, dtype_bytes {dtype_bytes}")
+        raise MembudgetError(
+            f"tokens {tokens}, batch {batch}, encoder_tokens {encoder_tokens}, dtype_bytes {dtype_bytes}"
+        )
     narrow = NARROW_STATES[0] <= version < NARROW_STATES[1]
     static, prefill, expanded = kind == "static", stage == "prefill", _expanded(model, version)
     run = _Run(tokens, batch, static, prefill, expanded, narrow, dtype_bytes, encoder_tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from membudget.engines.vllm.pool import states
 from membudget.engines.vllm.versions import Rules
+from membudget.errors import MembudgetError
 from membudget.model.config import Config
 
 #: Bytes of an element of K or V by kv_cache_dtype; names with rules of their own are not here.
@@ -26,7 +27,7 @@ DS_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 KV_CACHE_DTYPES = ("auto", *KV_DTYPE_BYTES, *PER_TOKEN_HEAD, "nvfp4", *DS_MLA_BYTES)
 
 
-class SpecError(ValueError):
+class SpecError(MembudgetError):
     """A layer, dtype or parallel size that vLLM refuses or whose pages are not known."""
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
+
 #: The newest version whose arithmetic was read, and the default of a question.
 NEWEST = (0, 33, 0)
 DEFAULT = "0.32.0"
@@ -28,7 +30,7 @@ READ = tuple(
 )  # fmt: skip
 
 
-class VersionError(ValueError):
+class VersionError(MembudgetError):
     """A vLLM version whose arithmetic is not known."""
 
 

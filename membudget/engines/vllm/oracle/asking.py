@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.engines.vllm.pool.plan import Pool
+from membudget.errors import MembudgetError
 
 #: Architecture of the text model inside a multimodal checkpoint, by its model_type: vLLM
 #: would otherwise ask for image processors that a bare config.json does not bring.
@@ -30,7 +31,7 @@ TEXT_ARCHITECTURES = {
 ENV = "MEMBUDGET_VLLM"
 
 
-class OracleError(RuntimeError):
+class OracleError(MembudgetError):
     """vLLM is not there, could not be asked, or refused every case: the text ends with its own output."""
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from membudget.engines.vllm.pool.specs import Bucket, Spec, cdiv
 from membudget.engines.vllm.versions import Rules
+from membudget.errors import MembudgetError
 
 
-class GroupError(ValueError):
+class GroupError(MembudgetError):
     """Layers that this version of vLLM cannot put into one pool; the text is for the reader."""
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from membudget.engines.vllm.versions import DEFAULT
+from membudget.errors import MembudgetError
 from membudget.model import Model
 
 
-class PoolError(ValueError):
+class PoolError(MembudgetError):
     """A question that has no answer: a wrong setting, or a model whose pages are not known."""
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from membudget.errors import MembudgetError
 from membudget.model.config import Config, ConfigError
 
 #: Bytes of an element by the names that vLLM gives dtypes.
 DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
-class StateError(ValueError):
+class StateError(MembudgetError):
     """A recurrent layer whose state vLLM's arithmetic is not known for, or that TP does not divide."""
 
 

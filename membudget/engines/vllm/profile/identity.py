@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from membudget.engines.vllm.versions import DEFAULT, Rules, rules
+from membudget.errors import MembudgetError
 from membudget.units import GIB, MIB, gib
 
 #: What a sum of figures printed with two decimals may be off, the issue's 0.02 GiB.
@@ -30,7 +31,7 @@ def kept_free(total: int) -> int:
     return _KEPT if _SHARED[0] <= total <= _SHARED[1] else 0
 
 
-class IdentityError(ValueError):
+class IdentityError(MembudgetError):
     """Figures that cannot be: a utilization above 1, more free than there is."""
 
 
