@@ -258,6 +258,10 @@ def _machine(
         title=title,
         source=source,
         notes=tuple(notes),
+        compute_capability=known.compute_capability if known else None,
+        sm_count=known.sm_count if known else 0,
+        cuda_total_low=known.cuda_total_low if known and cuda_total else None,
+        cuda_total_high=known.cuda_total_high if known and cuda_total else None,
     )
 
 

@@ -37,6 +37,8 @@ class Machine(NamedTuple):
     bandwidth: bytes a second that memory is read with, as specified; 0 when unknown.
     os_reserve: left to the operating system and everything else on the machine.
     cuda_total: what CUDA (torch, vLLM) reports as total, where that was seen.
+    cuda_total_low, cuda_total_high: the lowest and highest that was seen of it; it moves with the driver.
+    compute_capability: of a CUDA device, (9, 0) for Hopper.  sm_count: its streaming multiprocessors, 0 when unknown.
     platform: cuda, rocm, metal or cpu.  source: where the numbers come from.
     aliases: other names.  notes: what is unknown or assumed, in words.
     """
@@ -53,6 +55,10 @@ class Machine(NamedTuple):
     source: str = ""
     aliases: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cuda_total_low: int | None = None
+    cuda_total_high: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    sm_count: int = 0
 
     def capacity(self, convention: str = "reported") -> int:
         """Bytes to plan with: ``reported`` by the driver, or ``nominal`` as sold."""

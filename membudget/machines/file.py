@@ -101,7 +101,7 @@ def _machine(name: str, node: Node, source: str, problems: list[Problem]) -> Mac
     memory = found.get("memory")
     if "memory" not in node.fields:
         refuse(node.line, "memory", f"missing; allowed: {SIZE}, as the driver reports it")
-    for field in ("os_reserve", "cuda_total", "gpu_limit"):
+    for field in ("os_reserve", "cuda_total", "cuda_total_low", "cuda_total_high", "gpu_limit"):
         if memory is not None and found.get(field, 0) > memory:
             wrong = f"{found[field]:,} B is more than the machine has"
             refuse(node.fields[field].line, field, f"{wrong}; allowed: at most memory, {memory:,} B")
@@ -157,6 +157,20 @@ def _rate(node: Node) -> int:
         raise _Refused(node.line, str(error), RATE) from None
 
 
+def _capability(node: Node) -> tuple[int, int]:
+    allowed = 'major.minor in quotes, as "9.0"'
+    major, point, minor = _text(node, allowed).strip().partition(".")
+    if not (point and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()) or len(major) > 2:
+        raise _Refused(node.line, f"{node.text!r} is no compute capability", allowed)
+    return int(major), int(minor[:2])
+
+
+def _count(node: Node) -> int:
+    if isinstance(node.value, bool) or not isinstance(node.value, int) or not 0 < node.value <= 100_000:
+        raise _Refused(node.line, f"{node.text} is no number of multiprocessors", "a whole number from 1")
+    return node.value
+
+
 def _flag(node: Node) -> bool:
     if not isinstance(node.value, bool):
         raise _Refused(node.line, node.trap or f"{node.text!r} is neither", "true or false")
@@ -202,6 +216,10 @@ FIELDS: dict[str, Callable[[Node], Any]] = {
     "os_reserve": _size,
     "gpu_limit": _size_above_zero,
     "cuda_total": _size_above_zero,
+    "cuda_total_low": _size_above_zero,
+    "cuda_total_high": _size_above_zero,
+    "compute_capability": _capability,
+    "sm_count": _count,
     "bandwidth": _rate,
     "source": _text,
 }
