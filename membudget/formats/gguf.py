@@ -60,6 +60,10 @@ class Gguf(Format):
 
     def extras(self, model: Model) -> list[Stored]:
         """The factors of a scaled RoPE, which the converter stores as tensors."""
+        if model.model_type in ("gemma4_text", "gemma4_unified_text"):
+            # "proportional" RoPE: the factors say which part of a full layer's head is rotated
+            wide = max((spec.k_dim for spec in model.caches if not spec.window), default=0) // 2
+            return [Stored("rope_freqs.weight", "F32", (wide,), 4 * wide)] if wide else []
         scaling = model.config.get("rope_scaling") or model.config.get("rope_parameters")
         if not isinstance(scaling, Mapping):
             return []
@@ -145,6 +149,8 @@ class _Chooser:
             dims -= 1
         if dims < 2 or not name.endswith(".weight"):
             return "F32"
+        if name.endswith("ffn_gate_tid2eid.weight"):
+            return "I32"  # DeepSeek-V4: which experts a token goes to
         if name.startswith("mmproj:"):
             return "F16"  # the converter's default for a projector, whatever the text model's mix
         if _IS_KEPT(name):

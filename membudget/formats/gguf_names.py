@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from membudget.formats.base import FormatError
+from membudget.formats.gguf_names_by_type import DROPPED, HALVES, HEADED, OF_TYPE, TRANSPOSED
 from membudget.model import Model
 from membudget.model.tensors import Tensor
 
@@ -111,13 +112,27 @@ _INSIDE = {
     **dict.fromkeys(("mlp.gate_up_proj", "mlp.dense_h_to_4h", "mlp.c_fc", "mlp.fc1", "mlp.fc_in"), "ffn_up"),
     **dict.fromkeys(("mlp.dense_4h_to_h", "mlp.c_proj", "mlp.fc2", "mlp.fc_out", "mixer.down_proj"), "ffn_down"),
     "mixer.up_proj": "ffn_up",
+    "self_attn.W_pack": "attn_qkv",
+    "pre_mlp_layernorm": "ffn_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "self_attn.attention_sink_bias": "attn_sinks.weight",
+    "mamba.dt_layernorm": "ssm_dt_norm",
+    "mamba.b_layernorm": "ssm_b_norm",
+    "mamba.c_layernorm": "ssm_c_norm",
+    "self_attn.indexer.q_proj": "indexer.q_proj",
+    "self_attn.indexer.k_proj": "indexer.k_proj",
+    "self_attn.indexer.q_norm": "indexer.q_norm",
     # experts
     **{f"{at}.experts.{part}_proj": f"ffn_{part}_exps" for at in ("mlp", "feed_forward", "mixer", "moe")
        for part in _MLP},
     **{f"block_sparse_moe.experts.{hf}": f"ffn_{part}_exps" for hf, part in zip(("w1", "w3", "w2"), _MLP, strict=True)},
     **{f"{at}.{part}_proj": f"ffn_{part}_shexp" for at in (
         "mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert", "mixer.shared_experts",
-        "mlp.shared_mlp") for part in _MLP},
+        "mlp.shared_mlp", "block_sparse_moe.shared_experts") for part in _MLP},
+    **{f"feed_forward.experts.{hf}": f"ffn_{part}_exps" for hf, part in zip(("w1", "w3", "w2"), _MLP, strict=True)},
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps",
     "mixer.fc1_latent_proj": "ffn_latent_down",
@@ -143,13 +158,15 @@ _INSIDE = {
     "experts.down_proj": "ffn_down_exps",
     **dict.fromkeys(
         ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "feed_forward.router", "feed_forward.gate", "mixer.gate",
-         "mlp.router.gate", "router.proj"),
+         "mlp.router.gate", "router.proj", "mlp.gate.wg", "block_sparse_moe.router.layer", "block_sparse_moe.router"),
         "ffn_gate_inp",
     ),
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **dict.fromkeys(
         ("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias", "mixer.gate.e_score_correction_bias",
-         "block_sparse_moe.e_score_correction_bias", "mlp.expert_bias", "feed_forward.expert_bias"),
+         "block_sparse_moe.e_score_correction_bias", "mlp.expert_bias", "feed_forward.expert_bias",
+         "mlp.moe_statics.e_score_correction_bias", "mlp.experts.e_score_correction_bias",
+         "block_sparse_moe.gate.e_score_correction_bias", "mlp.gate.expert_bias"),
         "exp_probs_b.bias",
     ),
     # norms
@@ -171,19 +188,9 @@ _INSIDE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 
-#: Model types whose post_attention_layernorm is called post_attention_norm, not ffn_norm.
-_NORM_AFTER = (
-    "qwen3_next",
-    "qwen3_5_text",
-    "qwen3_5_moe_text",
-    "gemma2",
-    "gemma3_text",
-    "gemma3n_text",
-    "gemma4_text",
-    "olmo2",
-    "olmo3",
-    "exaone4",
-)
+
+#: Model types whose stacked experts lie the other way round, gate and up in one.
+_TURNED = ("gpt_oss", "llama4_text", "llama4")
 
 
 def named(tensor: Tensor, model: Model) -> list[Named]:
@@ -200,12 +207,10 @@ def named(tensor: Tensor, model: Model) -> list[Named]:
     match = _LAYER.search(tensor.name)
     stem, kind = _kind(match[2] if match else tensor.name)
     stem = stem.replace(".*", "")
-    if match is None:
-        ours = _OUTSIDE.get(stem.rpartition(".")[2])
-    else:
-        ours = _INSIDE.get(stem)
-        if stem == "post_attention_layernorm" and model.model_type in _NORM_AFTER:
-            ours = "post_attention_norm"
+    own = OF_TYPE.get(model.model_type, {})
+    ours = own.get(f"{stem}.{kind}") or own.get(stem)
+    if ours is None:
+        ours = _OUTSIDE.get(stem.rpartition(".")[2]) if match is None else _INSIDE.get(stem)
     if ours is None:
         raise FormatError(
             f"gguf: {tensor.name} of model type {model.model_type!r} has no name in GGUF files that is known here; "
@@ -214,19 +219,43 @@ def named(tensor: Tensor, model: Model) -> list[Named]:
     prefix = f"blk.{match[1]}." if match else ""
     stacked = tensor.copies > 1 or (len(tensor.shape) == 3 and tensor.role == "mlp.experts")
     shape = (tensor.copies, *tensor.shape) if tensor.copies > 1 else tensor.shape
+    if ours == DROPPED:
+        return []
     if ours == "attn_kv_b":
-        return _split_kv_b(prefix, model)
-    if stacked and len(shape) == 3 and model.model_type in ("gpt_oss", "llama4_text", "llama4"):
+        return _split_kv_b(prefix, shape, match[1] if match else "0", model)
+    if (
+        ours == "ssm_g_a"
+        and model.model_type == "bailing_hybrid"
+        and model.caches[int(match[1] if match else 0)].latent
+    ):
+        ours = "attn_gate"  # a gate a head in layers that attend
+    if ours in HALVES:
+        gate, up = HALVES[ours]
+        half = (*shape[:-2], shape[-2] // 2, shape[-1])
+        return [Named(f"{prefix}{part}.{kind}", half) for part in (gate, up)]
+    if stacked and len(shape) == 3 and model.model_type in _TURNED:
         shape = (shape[0], shape[2], shape[1])
-    if ours == "ffn_gate_up_exps" and model.model_type in ("gpt_oss", "llama4_text", "llama4"):
+    if ours == "ffn_gate_up_exps" and model.model_type in _TURNED:
         half = (shape[0], shape[1] // 2, *shape[2:])
         return [Named(f"{prefix}ffn_{part}_exps.{kind}", half) for part in ("gate", "up")]
-    if ours == "ssm_conv1d" and len(shape) == 3:
-        shape = (shape[0], shape[2])
     if ours == "ffn_gate_inp_shexp":
         shape = shape[-1:]
+    shape = _reshaped(ours, shape, model)
+    if ours.endswith("."):  # a name without an ending
+        return [Named(prefix + ours[:-1], shape)]
     plain = "." in ours.removeprefix("indexer.").removeprefix("shortconv.") or not kind
-    return [Named(prefix + ours if plain else f"{prefix}{ours}.{kind}", shape)]
+    found = [Named(prefix + ours if plain else f"{prefix}{ours}.{kind}", shape)]
+    if model.model_type == "gemma3n_text" and match and model.caches[int(match[1])].kind == "shared":
+        found += _stored_all_the_same(ours, prefix, shape, model)
+    return found
+
+
+def _stored_all_the_same(ours: str, prefix: str, shape: tuple[int, ...], model: Model) -> list[Named]:
+    """What Gemma 3n's layers that read others' caches have beside: published files keep it, and the loader wants it."""
+    if ours == "attn_q":
+        width = model.config.kv_heads * model.config.head_dim
+        return [Named(f"{prefix}attn_{part}.weight", (width, shape[1])) for part in "kv"]
+    return [Named(f"{prefix}attn_k_norm.weight", shape)] if ours == "attn_q_norm" else []
 
 
 def _kind(name: str) -> tuple[str, str]:
@@ -240,10 +269,39 @@ def _kind(name: str) -> tuple[str, str]:
     return (name, "weight") if bare else (name, "")
 
 
-def _split_kv_b(prefix: str, model: Model) -> list[Named]:
+def _reshaped(ours: str, shape: tuple[int, ...], model: Model) -> tuple[int, ...]:
+    """The shape as the converter leaves it: squeezed convolutions, states as columns, grouped norms."""
     config = model.config
-    heads, rank = config.heads, config.integer("kv_lora_rank")
-    nope, value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
+    if ours in ("altup_proj", "altup_unembd_proj"):
+        return (config.integer("altup_num_inputs", 4) - 1, *shape)
+    if ours in ("ssm_conv1d", "shortconv.conv") and len(shape) == 3:
+        return (shape[0], shape[2])
+    if ours in ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v") and len(shape) == 3:
+        return (1, *shape)
+    if ours in ("ssm_a", "ssm_d") and model.model_type in HEADED and len(shape) == 1:
+        return (*shape, 1)
+    if ours == "ssm_a" and len(shape) == 4:  # Kimi Linear
+        return (shape[2], 1)
+    if ours == "ssm_norm" and model.model_type in HEADED and model.model_type != "bailing_hybrid" and len(shape) == 1:
+        groups = next((config.integer(key) for key in ("n_groups", "mamba_n_groups") if config.get(key)), 1)
+        return (groups, shape[0] // groups)
+    if ours.startswith("exp_probs_b") and len(shape) == 2:
+        return shape[-1:]
+    if model.model_type in TRANSPOSED and len(shape) > 1 and ours in TRANSPOSED[model.model_type]:
+        return (*shape[:-2], shape[-1], shape[-2])
+    if ours in ("token_embd", "per_layer_token_embd") and model.model_type == "gemma3n_text":
+        return (max(shape[0], config.integer("vocab_size")), shape[1])  # padded for the towers' tokens
+    return shape
+
+
+def _split_kv_b(prefix: str, shape: tuple[int, ...], layer: str, model: Model) -> list[Named]:
+    config = model.config
+    rank, value = shape[1], config.integer("v_head_dim")
+    nope = config.integer("qk_nope_head_dim")
+    own = (config.get("per_layer_config") or {}).get(int(layer))
+    if own:  # dots3_note's sliding layers have sizes of their own
+        nope, value = own["qk_nope_head_dim"], own["v_head_dim"]
+    heads = shape[0] // (nope + value)
     return [
         Named(prefix + "attn_k_b.weight", (heads, rank, nope)),
         Named(prefix + "attn_v_b.weight", (heads, value, rank)),
