@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from membudget.checkpoint.entries import SAFETENSORS_BITS, CheckpointError, StoredFile, StoredTensor
+from membudget.checkpoint.entries import CheckpointError, StoredFile, StoredTensor
+from membudget.formats.dtypes import DTYPE_BITS
 
 #: The library's own limit.
 MAX_HEADER = 100_000_000
@@ -129,9 +130,9 @@ def checked(
     key: str, dtype: str, shape: tuple[int, ...], begin: int, end: int, path: str, at: int, name: str, start: int
 ) -> StoredTensor:
     """A header's entry, if its dtype is known and its shape fills [begin, end) of the data exactly."""
-    bits = SAFETENSORS_BITS.get(dtype)
+    bits = DTYPE_BITS.get(dtype)
     if bits is None:
-        known = ", ".join(SAFETENSORS_BITS)
+        known = ", ".join(DTYPE_BITS)
         raise CheckpointError(path, at, f"{short(key)}: unknown dtype {dtype[:40]!r}; known are {known}")
     elements = 1
     for extent in shape:

@@ -6,15 +6,9 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from membudget.errors import MembudgetError
+from membudget.formats.dtypes import DTYPE_BITS
 from membudget.model import Model
 from membudget.model.tensors import Tensor
-
-#: Bits of one element, by the dtype's name in a safetensors header.
-DTYPE_BITS: dict[str, int] = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16,
-    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
-    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
-}  # fmt: skip
 
 #: The roles whose matrices a format compresses; embeddings, heads, norms and other towers stay as they are.
 LAYER_ROLES = ("attn", "mlp", "mixer")

@@ -7,14 +7,13 @@ from typing import Any
 
 from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
+from membudget.formats.dtypes import DENSE_FORMATS
 from membudget.formats.modules import Matcher, matcher, module_of
 from membudget.formats.quantization import Quantization, declaration, dense_dtype
 from membudget.formats.safetensors import Choose, Safetensors, Scheme
 from membudget.model import Model
 from membudget.model.config import Config
 from membudget.model.tensors import Tensor
-
-_NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 
 def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Format:
@@ -33,7 +32,7 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
             )
         from membudget.formats.registry import get
 
-        return get(_NAMES[dense_dtype(config)])
+        return get(DENSE_FORMATS[dense_dtype(config)])
     method = _method(raw)
     make = _METHODS.get(method)
     if make is None:

@@ -1,7 +1,7 @@
 """KV cache dtypes: bytes of what a layer keeps, as vLLM and llama.cpp store it.
 
-`get` knows them by the engines' names, `auto` reads what a checkpoint asks for, and
-`KvDtype.of` sums a model once, so that a plan only multiplies.
+`get` knows them by the engines' names, `auto` reads what a checkpoint asks for (`membudget.formats.kv_auto`),
+and `KvDtype.of` sums a model once, so that a plan only multiplies.
 
 Sources: vLLM v1/kv_cache_interface.py and the attention backends' get_kv_cache_shape;
 llama.cpp src/llama-kv-cache.cpp and common/arg.cpp (kv_cache_types).
@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from membudget.formats import kv_auto
 from membudget.formats.base import Format, FormatError, UnknownFormat
+from membudget.formats.dtypes import DENSE_FORMATS
+from membudget.formats.kv_auto import LATEST
 from membudget.model import Model
 from membudget.model.caches import CacheShape, CacheSpec, State
 from membudget.model.config import Config
@@ -54,7 +57,7 @@ class KvDtype(NamedTuple):
     num, den: an element takes num / den bytes.  block: elements that share a scale; rows divide into blocks.
     per_head: bytes beside them for every head and token, for keys and for values each.
     latent: bytes of one token of an MLA layer, where that is not elements x num / den.
-    latent_only: stores MLA layers and nothing else.
+    latent_only: stores MLA layers and nothing else.  heads_only: stores no MLA layers.
     state: bytes of a recurrent state's element, which follows the model's dtype and not the cache's.
     indexer: bytes for 128 elements of a sparse indexer's keys; 0: as other elements.
     """
@@ -67,6 +70,7 @@ class KvDtype(NamedTuple):
     per_head: int = 0
     latent: int = 0
     latent_only: bool = False
+    heads_only: bool = False
     state: int = 2
     indexer: int = 0
 
@@ -77,20 +81,17 @@ class KvDtype(NamedTuple):
 
     def token_bytes(self, spec: CacheSpec) -> int:
         """Bytes of one more token in this layer, while it still grows."""
-        size = spec.kv_heads * (self._head(spec.k_dim, spec) + self._head(spec.v_dim, spec))
-        if self.latent_only and size:
-            raise FormatError(
-                f"kv cache dtype {self.name} is for MLA; layer {spec.layer} keeps keys and values: use fp8"
-            )
+        where = f"layer {spec.layer}"
+        size = spec.kv_heads * (self.side_bytes(spec.k_dim, where) + self.side_bytes(spec.v_dim, where))
         if spec.latent:
-            size += self._latent(spec)
+            size += self.latent_bytes(spec.latent, spec.rope, where)
         if spec.index:
             size += self._index(spec)
         return size
 
     def entry_bytes(self, spec: CacheSpec) -> int:
         """Bytes of one compressed entry of this layer, which stands for `spec.rate` tokens."""
-        return self._row(spec.entry, spec) if spec.entry else 0
+        return self._row(spec.entry, f"layer {spec.layer}") if spec.entry else 0
 
     def bytes_for(self, spec: CacheSpec, tokens: int) -> int:
         """Bytes that one layer keeps for one sequence of `tokens` tokens, scales and states included.
@@ -144,27 +145,42 @@ class KvDtype(NamedTuple):
     def _index(self, spec: CacheSpec) -> int:
         if self.indexer:
             return spec.index * self.indexer // 128
-        return spec.index * 4 if spec.index_fp32 else self._row(spec.index, spec)
+        return spec.index * 4 if spec.index_fp32 else self._row(spec.index, f"layer {spec.layer}")
 
-    def _latent(self, spec: CacheSpec) -> int:
-        width = spec.latent + spec.rope
-        if not self.latent:
-            return self._row(width, spec)
-        if (spec.latent, spec.rope) != (512, 64):
+    def latent_bytes(self, latent: int, rope: int, where: str = "a layer") -> int:
+        """Bytes of one token of an MLA layer: kv_lora_rank + qk_rope_head_dim elements, scales included."""
+        if self.heads_only:
             raise FormatError(
-                f"kv cache dtype {self.name} is laid out for a latent of 512 + 64; layer {spec.layer} "
-                f"has {spec.latent} + {spec.rope}"
+                f"kv cache dtype {self.name} is not for MLA, and {where} keeps a latent: use {self.name}_ds_mla",
+                code="kv_dtype_not_for_mla",
+            )
+        if not self.latent:
+            # what is stored for a head's keys and for its values is stored for the one latent twice
+            return self._row(latent + rope, where) + 2 * self.per_head
+        if (latent, rope) != (512, 64):
+            raise FormatError(
+                f"kv cache dtype {self.name} is laid out for a latent of 512 + 64; {where} has {latent} + {rope}",
+                code="kv_dtype_rows",
             )
         return self.latent
 
-    def _head(self, width: int, spec: CacheSpec) -> int:
-        return self._row(width, spec) + self.per_head if width else 0
+    def side_bytes(self, width: int, where: str = "a layer") -> int:
+        """Bytes of one head's keys, or values, of `width` elements, for one token, scales included."""
+        if not width:
+            return 0
+        if self.latent_only:
+            raise FormatError(
+                f"kv cache dtype {self.name} is for MLA; {where} keeps keys and values: use fp8",
+                code="kv_dtype_only_for_mla",
+            )
+        return self._row(width, where) + self.per_head
 
-    def _row(self, width: int, spec: CacheSpec) -> int:
+    def _row(self, width: int, where: str) -> int:
         if width % self.block or width * self.num % self.den:
             raise FormatError(
-                f"kv cache dtype {self.name}: layer {spec.layer} has rows of {width}, not divisible "
-                f"into blocks of {max(self.block, self.den)}; use a 16-bit cache"
+                f"kv cache dtype {self.name}: {where} has rows of {width}, not divisible "
+                f"into blocks of {max(self.block, self.den)}; use a 16-bit cache",
+                code="kv_dtype_rows",
             )
         return width * self.num // self.den
 
@@ -184,7 +200,7 @@ _DTYPES = (
     KvDtype("fp8_ds_mla", "vllm", 1, latent=656, latent_only=True, indexer=_VLLM_INDEX),
     KvDtype("nvfp4_ds_mla", "vllm", 1, latent=352, latent_only=True, indexer=_VLLM_INDEX),
     # packed pairs and an fp8 scale for 16
-    KvDtype("nvfp4", "vllm", 9, 16, block=16, indexer=_VLLM_INDEX),
+    KvDtype("nvfp4", "vllm", 9, 16, block=16, heads_only=True, indexer=_VLLM_INDEX),
     KvDtype("int8_per_token_head", "vllm", 1, per_head=4, indexer=_VLLM_INDEX),
     KvDtype("fp8_per_token_head", "vllm", 1, per_head=4, indexer=_VLLM_INDEX),
     KvDtype("int4_per_token_head", "vllm", 1, 2, per_head=4, indexer=_VLLM_INDEX),
@@ -264,35 +280,22 @@ def auto(
     hf_quant_config: Mapping[str, Any] | None = None,
     form: Format | None = None,
     engine: str | None = None,
+    version: tuple[int, ...] = LATEST,
 ) -> KvDtype:
     """What ``auto`` means for this checkpoint: its declared KV scheme, else the dtype it is served in.
 
     engine: as in `get`; llama.cpp knows no declared scheme: its own default is fp16 (``-ctk f16``).
     form: the weight format it is served in; where that is a dense dtype the model runs in it.
-    Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
+    version: of vLLM, whose rules differ.  Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
-    from membudget.formats.quantization import declaration
-
-    declared = declaration(config, hf_quant_config)
-    if declared is not None and engine != "llama.cpp":
-        scheme = declared.raw.get("kv_cache_scheme") or declared.raw.get("kv_cache_quant_algo")
-        if scheme is not None and scheme != "NONE":
-            return _declared(scheme, declared.source)
-    if form is not None and form.name in ("bf16", "fp16", "fp32"):
-        return _BY_NAME[form.name]
     if engine == "llama.cpp":
+        if form is not None and form.name in DENSE_FORMATS.values():
+            return _BY_NAME[form.name]
         return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
+    declared = kv_auto.declared(config, hf_quant_config, version)
+    if declared is not None:
+        return get(declared.name)
+    if form is not None and form.name in DENSE_FORMATS.values():
+        return _BY_NAME[form.name]
     # fp32, and a config that says nothing, become bf16: vLLM's _resolve_auto_dtype on what has bf16
     return _BY_NAME["fp16" if config.dtype == "float16" else "bf16"]
-
-
-def _declared(scheme: object, source: str) -> KvDtype:
-    if isinstance(scheme, Mapping):
-        what = f"{scheme.get('num_bits')} bits of {scheme.get('type')}"
-        name = {"8 bits of float": "FP8", "4 bits of float": "NVFP4"}.get(what, what)
-    else:
-        name = str(scheme).upper()
-    found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(name)
-    if found is None:
-        raise FormatError(f"{source}: the checkpoint declares a KV cache of {name[:60]}; known are FP8 and NVFP4")
-    return _BY_NAME[found]

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from membudget.formats.base import FormatError, is_layer_matrix
+from membudget.formats.dtypes import TORCH_DTYPES
 from membudget.model.config import Config
 from membudget.model.tensors import Tensor
-
-#: torch's dtypes by the names that configs use.
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float": "F32", "half": "F16"}
 
 #: The keys under which lists of modules left alone are found.
 _IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
@@ -109,9 +107,9 @@ def dense_dtype(config: Config) -> str:
     name = config.dtype
     if name is None:
         return "BF16"  # a quantized config without a dtype; its dense parts are 16 bits wide
-    if name not in DTYPES:
-        raise FormatError(f"{config.source}: dtype is {name!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in TORCH_DTYPES:
+        raise FormatError(f"{config.source}: dtype is {name!r}; known are {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[name]
 
 
 def is_linear(tensor: Tensor) -> bool:

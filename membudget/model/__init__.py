@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from membudget.model.caches import CacheShape, CacheSpec, State, summarize
 from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import Family, all_families, find
+from membudget.model.length import Length, longest
 from membudget.model.tensors import ParameterCount, Tensor, count
 from membudget.model.towers import towers
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, WHOLE, parts, rename
@@ -19,6 +21,7 @@ __all__ = [
     "CacheSpec",
     "Config",
     "ConfigError",
+    "Length",
     "Model",
     "ParameterCount",
     "State",
@@ -73,6 +76,11 @@ class Model:
     def model_type(self) -> str:
         """The text model's model_type."""
         return self.config.model_type
+
+    @functools.cached_property
+    def longest(self) -> Length:
+        """The longest sequence, in tokens, as vLLM derives it; see `membudget.model.length`."""
+        return longest(self.config)
 
     def __repr__(self) -> str:
         return f"<Model {self.name} {self.model_type} {self.count.params:,} parameters>"

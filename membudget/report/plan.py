@@ -138,9 +138,8 @@ def _most(ledger: Ledger) -> str:
 
 
 def model_context(model: Model) -> int | None:
-    """max_position_embeddings, None where the config has none."""
-    value = model.config.get("max_position_embeddings")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    """The most tokens that the model's positions allow; None where its config does not say."""
+    return None if model.longest.assumed else model.longest.most
 
 
 def _users(number: int) -> str:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.checkpoint import CheckpointError, read_path
-from membudget.checkpoint.entries import SAFETENSORS_BITS
 from membudget.checkpoint.safetensors_file import parse_header
 from membudget.checkpoint.safetensors_strict import parse_header as parse_strictly
 from membudget.checkpoint.safetensors_strict import parse_index
+from membudget.formats.dtypes import DTYPE_BITS
 from membudget.model import Model
 from tests_math.checkpoint.checkpoint_files import is_refused, stored, write_safetensors, write_shards
 
@@ -71,10 +71,10 @@ def test_any_saved_file_equals_the_library(
     assert checkpoint.file_bytes == path.stat().st_size == checkpoint.nbytes + (checkpoint.header_bytes or 0)
 
 
-@pytest.mark.parametrize("dtype", SAFETENSORS_BITS)
+@pytest.mark.parametrize("dtype", DTYPE_BITS)
 def test_every_dtype_equals_the_library(dtype: str, tmp_path: Path) -> None:
     """Every dtype of the library, also those without a numpy type, has the library's size."""
-    size = 64 * SAFETENSORS_BITS[dtype] // 8
+    size = 64 * DTYPE_BITS[dtype] // 8
     path = raw(tmp_path / "one.safetensors", {"t": {"dtype": dtype, "shape": [8, 8], "data_offsets": [0, size]}}, size)
     with safetensors.safe_open(path, "np") as file:
         assert list(file.keys()) == ["t"]
@@ -90,7 +90,7 @@ def test_dtypes_are_the_librarys() -> None:
     with pytest.raises(safetensors.SafetensorError) as caught:
         safetensors.deserialize(struct.pack("<Q", len(text)) + text)
     named = {word for word in str(caught.value).split("`") if word.isupper() or "_" in word} - {"NONE"}
-    assert {word for word in named if word[0] in "BFIUC"} == set(SAFETENSORS_BITS)
+    assert {word for word in named if word[0] in "BFIUC"} == set(DTYPE_BITS)
 
 
 def test_offsets_point_at_the_data(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.formats import FormatError, UnknownFormat, kv
+from membudget.formats.kv_auto import declared
 from membudget.model import Config, Model
 from membudget.model.caches import CacheSpec, State, summarize
 
@@ -121,6 +122,11 @@ def test_names() -> None:
         kv.get("auto")
 
 
+CT = {"quant_method": "compressed-tensors"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+
+
 @pytest.mark.parametrize(
     ("more", "name"),
     [
@@ -129,10 +135,16 @@ def test_names() -> None:
         # vLLM 0.32's _resolve_auto_dtype: fp32, also where nothing is said, becomes the platform's first, bf16
         ({"torch_dtype": "float32"}, "bf16"),
         ({"torch_dtype": None}, "bf16"),
-        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, "fp8"),
-        ({"quantization_config": {"kv_cache_scheme": None}}, "bf16"),
-        ({"quantization_config": {"kv_cache_scheme": "FP8"}}, "fp8"),
-        ({"quantization_config": {"kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
+        ({"quantization_config": CT | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}, "fp8"),
+        ({"quantization_config": CT | {"kv_cache_scheme": None}}, "bf16"),
+        # MLA layers do not look at the scheme (vLLM mla_attention.py)
+        ({"quantization_config": CT | {"kv_cache_scheme": FP8}, "kv_lora_rank": 512}, "bf16"),
+        ({"quantization_config": MODELOPT | {"kv_cache_scheme": "FP8"}}, "fp8"),
+        ({"quantization_config": MODELOPT | {"kv_cache_scheme": FP8 | {"dynamic": False}}}, "fp8"),
+        # vLLM takes a dynamic one, and what it does not know, as auto
+        ({"quantization_config": MODELOPT | {"kv_cache_scheme": FP8}}, "bf16"),
+        ({"quantization_config": MODELOPT | {"kv_cache_quant_algo": "INT3"}}, "bf16"),
+        ({"quantization_config": MODELOPT | {"kv_cache_quant_algo": "NVFP4"}}, "nvfp4"),
     ],
 )
 def test_auto(more: dict[str, Any], name: str) -> None:
@@ -142,13 +154,33 @@ def test_auto(more: dict[str, Any], name: str) -> None:
 
 
 def test_auto_reads_modelopts_file() -> None:
-    """ModelOpt declares the cache in hf_quant_config.json; what is not known is refused by name."""
+    """ModelOpt declares the cache in hf_quant_config.json."""
     config = Config({"model_type": "llama", "torch_dtype": "bfloat16"})
     content = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     assert kv.get("auto", config, hf_quant_config=content).name == "fp8"
-    content["quantization"]["kv_cache_quant_algo"] = "INT3"
-    with pytest.raises(FormatError, match="declares a KV cache of INT3; known are FP8 and NVFP4"):
-        kv.get("auto", config, hf_quant_config=content)
+
+
+@pytest.mark.parametrize(
+    ("version", "compressed", "modelopt"),
+    # wheels of vllm: attention.py reads compressed-tensors' scheme since 0.15, torch_utils.py ModelOpt's since 0.14
+    [((0, 13, 0), None, None), ((0, 14, 0), None, "fp8"), ((0, 15, 0), "fp8", "fp8"), ((0, 32, 0), "fp8", "fp8")],
+)
+def test_versions_that_follow_the_declared_cache(
+    version: tuple[int, ...], compressed: str | None, modelopt: str | None
+) -> None:
+    """Which vLLM takes a checkpoint's KV scheme for ``auto``."""
+    for method, name in ((CT, compressed), (MODELOPT, modelopt)):
+        raw = {"model_type": "llama", "quantization_config": {**method, "kv_cache_scheme": FP8 | {"dynamic": False}}}
+        found = declared(Config(raw), version=version)
+        assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("change", [{"num_bits": 4}, {"type": "int"}, {"strategy": "token"}, {"symmetric": False}])
+def test_schemes_that_vllm_refuses(change: dict[str, Any]) -> None:
+    """compressed_tensors.py validate_kv_cache_scheme: 8 bits, float, a tensor or a head, symmetric."""
+    config = Config({"model_type": "llama", "quantization_config": CT | {"kv_cache_scheme": FP8 | change}})
+    with pytest.raises(FormatError):
+        declared(config)
 
 
 specs = st.builds(
@@ -160,6 +192,13 @@ specs = st.builds(
     v_dim=st.sampled_from([32, 64, 128]),
     window=st.sampled_from([0, 1, 128, 4096]),
     states=st.lists(st.builds(State, st.just("s"), st.integers(0, 10**6), st.booleans()), max_size=2).map(tuple),
+    latent=st.just(0),
+    rope=st.just(0),
+    index=st.just(0),
+    index_fp32=st.just(False),
+    entry=st.sampled_from([0, 0, 32, 512]),
+    rate=st.sampled_from([1, 4, 128]),
+    overlap=st.just(False),
 )
 
 

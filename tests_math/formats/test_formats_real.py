@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from membudget.formats import get, of_config, schemes
-from membudget.formats.base import DTYPE_BITS
+from membudget.formats.dtypes import DTYPE_BITS
 from membudget.formats.safetensors import Scheme
 from membudget.model import build
 

@@ -226,7 +226,7 @@ def test_what_is_wrong_says_what_is_allowed(model: Get) -> None:
     llama = model("meta-llama/Llama-3.1-8B")
     for more, words in (
         ({"tp": 3}, "not divisible by tensor_parallel_size 3"),
-        ({"kv_cache_dtype": "int3"}, "known are auto"),
+        ({"kv_cache_dtype": "int3"}, "Known are auto"),
         ({"version": "0.6.6"}, "0.8.5"),
         ({"block_size": 20}, "multiples of 16"),
         ({"platform": "tpu"}, "cuda or cpu"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from membudget.engines.vllm.kv_dtypes import latent_bytes, side_bytes
+from membudget.engines.vllm.pool.derive import kv_dtype
 from membudget.engines.vllm.pool.plan import Pool, PoolError, PoolRequest, plan_pool
 from membudget.engines.vllm.pool.specs import Spec, heads_per_rank
-from membudget.model import CacheSpec
+from membudget.formats import kv
+from membudget.model import CacheSpec, build
+from membudget.model.config import Config
+from tests_math.conftest import MODELS
 from tests_math.engines.vllm.test_pool import made
 
 pytestmark = pytest.mark.math
@@ -196,15 +200,16 @@ def test_blocks_of_a_request(spec: Spec, blocks: int) -> None:
 )  # fmt: skip
 def test_bytes_of_a_token(dtype: str, side: int, latent: int) -> None:
     """One side of a head of 128, and a latent of 512 + 64."""
-    assert side_bytes(128, dtype, "bfloat16") == side
-    assert latent_bytes(576, dtype, "bfloat16") == latent
+    stored = kv_dtype(dtype, "bfloat16")
+    assert stored.side_bytes(128) == side
+    assert stored.latent_bytes(512, 64) == latent
 
 
 def test_bytes_of_a_token_in_nvfp4() -> None:
     """4 bits and an fp8 scale a 16; latents have layouts of their own, 656 and 352 bytes (flashmla_sparse.py)."""
-    assert side_bytes(128, "nvfp4", "bfloat16") == 64 + 8
-    assert latent_bytes(576, "fp8_ds_mla", "bfloat16") == 656
-    assert latent_bytes(576, "nvfp4_ds_mla", "bfloat16") == 352
+    assert kv_dtype("nvfp4", "bfloat16").side_bytes(128) == 64 + 8
+    assert kv_dtype("fp8_ds_mla", "bfloat16").latent_bytes(512, 64) == 656
+    assert kv_dtype("nvfp4_ds_mla", "bfloat16").latent_bytes(512, 64) == 352
 
 
 @pytest.mark.parametrize(("heads", "tp", "own"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (1, 4, 1), (6, 3, 2)])
@@ -231,3 +236,17 @@ def test_available_by_stage_or_rank() -> None:
     with pytest.raises(PoolError, match="3 numbers of available bytes for 2 pipeline stages of 2 ranks"):
         plan(FULL, 16, (1, 2, 3), tp=2, pp=2)
     assert plan(FULL, 16, kv_cache_memory_bytes=8 * PAGE).num_blocks == 2
+
+
+@pytest.mark.parametrize(("version", "page"), [("0.14.0", 65_536), ("0.15.0", 32_768), ("0.32.0", 32_768)])
+def test_auto_follows_a_declared_cache_of_compressed_tensors(version: str, page: int) -> None:
+    """Llama-3.1-8B with an FP8 kv_cache_scheme: vLLM 0.32 says 1,048,576 B a block of 16 tokens, 64 KiB a token."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    declared = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    raw = json.loads((MODELS / "meta-llama--Llama-3.1-8B.json").read_text(encoding="utf-8"))
+    model = build(Config({**raw, "quantization_config": declared}))
+    pool = plan_pool(PoolRequest(model, 2**34, 1000, max_num_batched_tokens=512, version=version))
+    assert pool.groups[0].page_size == page
+    assert pool.bytes_per_block == 32 * page
+    if version != "0.14.0":
+        assert kv.auto(model.config, engine="vllm").of(model).per_token() == 64 * 1024 == pool.bytes_per_block // 16

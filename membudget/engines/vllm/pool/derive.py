@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from membudget.engines.vllm.kv_dtypes import SpecError
-from membudget.engines.vllm.pool.states import DTYPE_BYTES
 from membudget.engines.vllm.versions import Rules
-from membudget.model.config import Config, ConfigError
+from membudget.errors import MembudgetError
+from membudget.formats import kv, kv_auto
+from membudget.formats.dtypes import TORCH_DTYPES
+from membudget.model.config import Config
+from membudget.model.length import longest
 from membudget.units import GIB
 
-#: Names of a model's longest sequence, all that are present count, the smallest decides (config/model.py).
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
-#: Scaling that is already in max_position_embeddings.
-_NO_FACTOR = ("su", "longrope", "llama3", "default", "mrope")
+
+class SpecError(MembudgetError):
+    """A layer, dtype or parallel size that vLLM refuses or whose pages are not known."""
+
 
 _DOCS = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 
@@ -30,50 +22,42 @@ def model_dtype(config: Config, asked: str | None) -> tuple[str, str]:
     """--dtype, resolved: the checkpoint's own, fp32 becomes bf16 (config/model.py)."""
     if asked not in (None, "auto"):
         name = {"half": "float16", "float": "float32"}.get(str(asked), str(asked))
-        if name not in DTYPE_BYTES:
-            raise SpecError(f"dtype {asked!r} is not known; known are auto, {', '.join(DTYPE_BYTES)}")
+        if name not in TORCH_DTYPES:
+            raise SpecError(f"dtype {asked!r} is not known; known are auto, {', '.join(TORCH_DTYPES)}")
         return name, ""
     written = config.dtype
     if written is None:
         return "bfloat16", "dtype bfloat16: config.json names none (config/model.py takes the checkpoint's)"
     if written == "float32":
         return "bfloat16", "dtype bfloat16: vLLM runs fp32 checkpoints in 16 bits (config/model.py)"
-    if written not in DTYPE_BYTES:
-        raise SpecError(f"{config.source}: dtype {written!r} is not known; known are {', '.join(DTYPE_BYTES)}")
+    if written not in TORCH_DTYPES:
+        raise SpecError(f"{config.source}: dtype {written!r} is not known; known are {', '.join(TORCH_DTYPES)}")
     return written, ""
 
 
-def max_model_len(config: Config, asked: int | None) -> tuple[int, str]:
+def kv_cache_dtype(config: Config, asked: str, rules: Rules) -> tuple[str, str]:
+    """--kv-cache-dtype by vLLM's name; ``auto`` -> what a quantized checkpoint declares, and why."""
+    name = asked.strip().lower() if isinstance(asked, str) else asked
+    if name != "auto":
+        kv.get(name, engine="vllm")
+        return name, ""
+    found = kv_auto.declared(config, version=rules.version)
+    return (found.name, f"kv_cache_dtype auto is {found.name}: {found.why}") if found else ("auto", "")
+
+
+def kv_dtype(name: str, model_dtype: str) -> kv.KvDtype:
+    """What a token takes in this kv_cache_dtype; ``auto`` is the model's dtype."""
+    return kv.get(model_dtype if name == "auto" else name, engine="vllm")
+
+
+def max_model_len(config: Config, asked: int | None, rules: Rules) -> tuple[int, str]:
     """--max-model-len, or what the config says, RoPE scaling included (config/model.py)."""
     if asked is not None and asked != -1:
         if asked < 1:
             raise SpecError(f"max_model_len {asked} is not a number of tokens; -1 lets vLLM fit it")
         return asked, ""
-    found = [config.integer(key) for key in _LENGTH_KEYS if isinstance(config.text.get(key), int)]
-    if not found:
-        raise SpecError(f"{config.source}: no max_position_embeddings: give max_model_len")
-    length = min(found)
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = config.get(key)
-        if not isinstance(scaling, dict):
-            continue
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        factor = scaling.get("factor")
-        if kind in _NO_FACTOR or not isinstance(factor, (int, float)) or config.model_type.startswith("gemma3"):
-            break
-        if kind == "yarn" and isinstance(scaling.get("original_max_position_embeddings"), int):
-            length = scaling["original_max_position_embeddings"]
-        length = int(length * factor)
-        break
-    return length, f"max_model_len {length:,}: from config.json (config/model.py)"
-
-
-def longest(config: Config) -> int | None:
-    """The model's own longest sequence, None where its config does not say."""
-    try:
-        return max_model_len(config, None)[0]
-    except (SpecError, ConfigError):
-        return None
+    found = longest(config, rules.version)
+    return found.tokens, f"max_model_len {found.tokens:,}: {found.source} (config/model.py)"
 
 
 def batched_tokens(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from membudget.engines.vllm.kv_dtypes import SpecError
+from membudget.engines.vllm.pool.derive import SpecError
 from membudget.engines.vllm.pool.specs import Bucket, Layers, Setting, Spec, cdiv
 
 TYPES = ("deepseek_v4", "deepseek_ref")

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from membudget.engines.vllm.kv_dtypes import SpecError, resolve_kv_dtype
 from membudget.engines.vllm.pool import derive, packed
 from membudget.engines.vllm.pool.demand import Demand, Need, longest_that_fits
+from membudget.engines.vllm.pool.derive import SpecError
 from membudget.engines.vllm.pool.groups import Group, GroupError, group
 from membudget.engines.vllm.pool.result import Pool, PoolError, PoolGroup, PoolRequest
 from membudget.engines.vllm.pool.specs import Bucket, Layers, Setting, Spec, build
 from membudget.engines.vllm.pool.states import StateError
 from membudget.engines.vllm.versions import Rules, VersionError, rules
+from membudget.formats import FormatError
+from membudget.model.length import longest as longest_of
 
 __all__ = ["Pool", "PoolError", "PoolGroup", "PoolRequest", "plan_pool"]
 
@@ -28,7 +30,7 @@ def plan_pool(request: PoolRequest) -> Pool:
     """
     try:
         return _plan(request)
-    except (SpecError, StateError, VersionError) as error:
+    except (FormatError, SpecError, StateError, VersionError) as error:
         raise PoolError(str(error)) from None
 
 
@@ -38,7 +40,7 @@ def _plan(q: PoolRequest) -> Pool:
     _check(q)
     dtype, text = derive.model_dtype(q.model.config, q.dtype)
     why.extend(filter(None, (text,)))
-    kv_dtype, text = resolve_kv_dtype(q.model.config, q.kv_cache_dtype, r)
+    kv_dtype, text = derive.kv_cache_dtype(q.model.config, q.kv_cache_dtype, r)
     why.extend(filter(None, (text,)))
     setting = Setting(
         rules=r,
@@ -63,7 +65,7 @@ def _plan(q: PoolRequest) -> Pool:
         raise PoolError(f"{q.model.name}: where the pages of a drafter go beside DeepSeek-V4's is not known")
     buckets, stages = _place(q, built, setting)
     hybrid = _hybrid_manager(q, buckets, r, why)
-    length, text = derive.max_model_len(q.model.config, q.max_model_len)
+    length, text = derive.max_model_len(q.model.config, q.max_model_len, r)
     why.extend(filter(None, (text,)))
     windows = any(spec.kind in ("sliding", "chunked") for spec, _ in buckets)
     need = _in_flight(q, r, windows, length, why)
@@ -211,7 +213,7 @@ def _carve(
         checked = [have - width for have, width in zip(profiled, widths, strict=True)]
         why.append(f"the start-up check keeps back the null block, {max(widths):,} B (kv_cache_utils.py, {r.name})")
     demand = Demand(r, groups, buckets, stages, widths, need)
-    most = max(length, derive.longest(q.model.config) or 0)
+    most = max(length, longest_of(q.model.config, r.version).most)
     longest = longest_that_fits(demand, checked, most)
     fitting = min(longest, length)
     error = None

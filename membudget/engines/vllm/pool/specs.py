@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from math import lcm
 from typing import NamedTuple
 
-from membudget.engines.vllm.kv_dtypes import SpecError, latent_bytes, side_bytes
 from membudget.engines.vllm.pool import states
+from membudget.engines.vllm.pool.derive import SpecError, kv_dtype
 from membudget.engines.vllm.versions import Rules
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
@@ -293,13 +293,14 @@ def _chunk_size(config: Config, shape: states.Shapes) -> int:
 
 def _unit(setting: Setting, cache: CacheSpec) -> int:
     """Bytes a token of one layer on one rank."""
+    stored = kv_dtype(setting.kv_dtype, setting.dtype)
     if cache.kind == "latent":
-        return latent_bytes(cache.latent + cache.rope, setting.kv_dtype, setting.dtype)
+        return stored.latent_bytes(cache.latent, cache.rope)
     heads = heads_per_rank(cache.kv_heads, setting.tp, setting.config.source)
-    k = side_bytes(cache.k_dim, setting.kv_dtype, setting.dtype)
+    k = stored.side_bytes(cache.k_dim)
     if setting.rules.version < (0, 14, 0):
         return heads * 2 * k
-    return heads * (k + side_bytes(cache.v_dim, setting.kv_dtype, setting.dtype))
+    return heads * (k + stored.side_bytes(cache.v_dim))
 
 
 def _mamba_spec(setting: Setting, shape: states.Shapes, page: int, block: int, mode: str) -> Spec:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from membudget.errors import MembudgetError
+from membudget.formats.dtypes import TORCH_DTYPES, torch_bytes
 from membudget.model.config import Config, ConfigError
-
-#: Bytes of an element by the names that vLLM gives dtypes.
-DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
 class StateError(MembudgetError):
@@ -254,7 +252,7 @@ def page_bytes(
     conv_name = model_dtype if cache_dtype == "auto" else cache_dtype
     state_name = (state.state_dtype or conv_name) if state_dtype == "auto" else state_dtype
     for name in (conv_name, state_name):
-        if name not in DTYPE_BYTES:
-            raise StateError(f"a recurrent state of dtype {name!r} is not known; known are {', '.join(DTYPE_BYTES)}")
-    conv, kept = state.conv * DTYPE_BYTES[conv_name], state.state * DTYPE_BYTES[state_name]
+        if name not in TORCH_DTYPES:
+            raise StateError(f"a recurrent state of dtype {name!r} is not known; known are {', '.join(TORCH_DTYPES)}")
+    conv, kept = state.conv * torch_bytes(conv_name), state.state * torch_bytes(state_name)
     return conv + kept, f"{state.text} = {conv:,} B {conv_name} + {kept:,} B {state_name}"
