@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from membudget.budgets.budget import ENGINES, engine_of, unfiled
 from membudget.cli.commands.common import InputError, choose_cache, choose_format
-from membudget.machines import counted, get
+from membudget.host.detect import find_machine
+from membudget.machines import counted
 from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 
 
@@ -39,7 +40,7 @@ def plan(
     if engine not in ENGINES:
         raise InputError(f"engine is {shown(engine)}; allowed are {', '.join(ENGINES)}")
     many, name = counted(machine)
-    box = get(name)
+    box = find_machine(name)
     settings = engine_of(engine)
     found = locate(model, offline=offline)
     if found.config is None:

@@ -20,6 +20,7 @@ from membudget.budgets.schema import read
 from membudget.checkpoint.stored_format import AsStored, checkpoint_of
 from membudget.errors import MembudgetError
 from membudget.formats import Format, kv
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
 from membudget.sources.locate import locate
@@ -103,7 +104,7 @@ class Sources:
         found = self._machines.get(name)
         if found is None:
             try:
-                found = machines.get(name, self.machine_files)
+                found = find_machine(name, self.machine_files)
             except (ValueError, OSError) as error:
                 found = str(error)
             self._machines[name] = found

@@ -2,7 +2,7 @@
 
 The table is `membudget/data/machines.yaml`; every number there carries its source.
 
-    get("dgx-spark")  get("RTX 4090")  get("this-machine")  get("my-box", ["my-machines.yaml"])
+    get("dgx-spark")  get("RTX 4090")  get("my-box", ["my-machines.yaml"])
 """
 
 from __future__ import annotations
@@ -79,14 +79,10 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
 
     files: users' own machine files; the later one wins, and all win over the
     environment's (`MEMBUDGET_MACHINES`) and those over the shipped table.
-    ``this-machine`` is detected.  Raises `UnknownMachine`, and
+    `THIS_MACHINE` is none of them: `membudget.host.detect.find_machine` finds it too.  Raises `UnknownMachine`, and
     `membudget.machines.file.MachineFileError` for a file that cannot be read.
     """
     key = normalize(name)
-    if key == normalize(THIS_MACHINE):
-        from membudget.host import detect
-
-        return detect.detect()
     own = [machine for file in _own_files(files) for machine in _read(file)]
     # A later file wins, and a name wins over an alias within one.
     for machine in reversed(own):

@@ -347,9 +347,9 @@ def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
 
     for marker in NEEDS:
         if item.get_closest_marker(marker):
-            reason = missing(marker)
-            if reason:
-                return reason
+            lack = missing(marker)
+            if lack is not None:
+                return str(lack)
     if item.get_closest_marker("slow") and not _asked_for(config, item):
         return "slow: runs with `-m slow`, or when it is named"
     machine = getattr(_param(item), "machine", None)

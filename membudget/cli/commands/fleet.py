@@ -24,6 +24,7 @@ from membudget.cli.commands.common import (
     short_repr,
 )
 from membudget.formats import Format
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
@@ -113,7 +114,7 @@ def _from_params(
 def _device(name: str, files: Sequence[str]) -> Machine:
     """One kind of device; several are refused here, for how many is the answer."""
     try:
-        return machines.get(name, files)
+        return find_machine(name, files)
     except machines.UnknownMachine as error:
         if machines.looks_counted(name):
             raise InputError(
@@ -128,7 +129,7 @@ def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
         return machines.get(DEFAULT_NODE[0], files), DEFAULT_NODE[1]
     try:
         number, name = machines.counted(text, 10**6)
-        return machines.get(name.strip(), files), number
+        return find_machine(name.strip(), files), number
     except machines.UnknownMachine as error:
         raise InputError(f"--node: {error}") from None
 

@@ -22,6 +22,7 @@ from membudget.cli.commands.common import (
     named_format,
 )
 from membudget.cli.commands.plan import DEFAULT_CTX
+from membudget.host.detect import find_machine
 from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
 from membudget.report.plan import model_context
 from membudget.sources.locate import Located
@@ -49,7 +50,7 @@ def run(args: Arguments) -> Result:
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
     many, name = machines.counted(args.machine)
-    machine = machines.get(name, (args.machines,) if args.machines else ())
+    machine = find_machine(name, (args.machines,) if args.machines else ())
     if args.family:
         raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
     model, found = find_model(args)

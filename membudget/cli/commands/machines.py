@@ -10,6 +10,7 @@ from typing import Any
 from membudget import machines
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 
 
@@ -23,7 +24,7 @@ def run(args: Arguments) -> Result:
     """List."""
     files = (args.machines,) if args.machines else ()
     if args.names:
-        found = {machine.name: machine for machine in (machines.get(name, files) for name in args.names)}
+        found = {machine.name: machine for machine in (find_machine(name, files) for name in args.names)}
     else:
         found = machines.all_machines(files)
     document = {"machines": [as_json(machine) for machine in found.values()]}

@@ -123,23 +123,23 @@ def _check_sizes(many: int, engine: Engine) -> None:
 
 def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
     """The machines that were named, else this one where it has a GPU and a few known ones."""
-    from membudget import machines
+    from membudget.host.detect import find_machine
 
     files = () if file is None else (file,)
     if not names:
         names = [*_here(), *DEFAULT_MACHINES]
-    return list({machine.name: machine for machine in (machines.get(name, files) for name in names)}.values())
+    return list({machine.name: machine for machine in (find_machine(name, files) for name in names)}.values())
 
 
 def _here() -> list[str]:
     """This machine where it has a GPU and says what it is: nobody asked for it by name."""
     from membudget import machines
-    from membudget.host.detect import DetectError
+    from membudget.host.detect import DetectError, detect
 
     if not os.path.exists(_GPU):
         return []
     try:
-        machines.get(machines.THIS_MACHINE)
+        detect()
     except DetectError:
         return []
     return [machines.THIS_MACHINE]

@@ -6,7 +6,6 @@ Exit code 0: vLLM would start; 1: it would refuse.
 
 from __future__ import annotations
 
-from membudget import machines
 from membudget.budgets.budget import DEFAULT_BATCHED_TOKENS, Budget, Engine
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -29,6 +28,7 @@ from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
 from membudget.engines.vllm.versions import rules
 from membudget.errors import MembudgetError
 from membudget.formats import Format
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import Model
 from membudget.planning.capacity import share_text, share_that_leaves, takes_the_systems
@@ -75,7 +75,7 @@ def run(args: Arguments) -> Result:
     model, found = find_model(args)
     rest: Identity | None = None
     notes: list[str] = []
-    machine = None if args.machine is None else machines.get(args.machine, (args.machines,) if args.machines else ())
+    machine = None if args.machine is None else find_machine(args.machine, (args.machines,) if args.machines else ())
     memory, title = (None, "") if machine is None else (machine.cuda_total or machine.memory, machine.title)
     if args.available_kv:
         available: int | None = _printed("--available-kv", args.available_kv)

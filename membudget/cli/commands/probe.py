@@ -124,7 +124,8 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
 
 def _look() -> Result:
     from membudget.history.here import machine, packages
-    from membudget.host.readings import FIELDS, Unknown, snap
+    from membudget.host.readings import FIELDS, Unknown
+    from membudget.host.sources import snap
     from membudget.text.terminal import table
     from membudget.units import both
 
@@ -159,4 +160,4 @@ def _needs(device: str) -> None:
 
     lacks = missing("cuda" if device == "cuda" else "cpu")
     if lacks:
-        raise NotHere(lacks)
+        raise NotHere(str(lacks), code=lacks.code)

@@ -65,7 +65,8 @@ def _of_budgets(args: Arguments) -> Story:
 
 def _of_run(args: Arguments) -> Story:
     from membudget.history import read, read_folder, runs_folder, select
-    from membudget.machines import UnknownMachine, get
+    from membudget.host.detect import find_machine
+    from membudget.machines import UnknownMachine
     from membudget.report.story import of_record
 
     ref = args.run
@@ -79,7 +80,7 @@ def _of_run(args: Arguments) -> Story:
 
     def capacity(name: str) -> int | None:
         try:
-            return get(name, args.machines or ()).memory
+            return find_machine(name, args.machines or ()).memory
         except UnknownMachine:
             return None
 

@@ -54,7 +54,7 @@ def run(args: Arguments) -> Result:
         raise InputError("a trace is of a config.json, and there is none")
     lacks = missing("transformers")
     if lacks:
-        raise NotHere(lacks)
+        raise NotHere(str(lacks), code=lacks.code)
     outcome = run_step(step, found.config.raw, args.dtype, limits)
     traced = _figures(outcome)
     form = _closed_form(model, args, tokens, batch)
