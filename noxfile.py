@@ -22,6 +22,20 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def oldest(session: nox.Session) -> None:
+    """The lower bounds of pyproject.toml are true: the arithmetic with exactly those versions."""
+    session.install("-e", ".[test]", *lower_bounds("dependencies", "test"))
+    session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The newest of everything, as a new user gets it."""
+    session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[test]")
+    session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint, types, and the workflows against their schema."""
     session.install("-e", ".[dev]", "-c", "constraints.txt")
@@ -56,6 +70,16 @@ def mutants(session: nox.Session) -> None:
     session.install("-e", ".[test]", "mutmut>=3.8", "-c", "constraints.txt")
     session.run("mutmut", "run", *session.posargs)
     session.run("mutmut", "results")
+
+
+def lower_bounds(*groups: str) -> list[str]:
+    """``pytest==8.4`` for each ``pytest>=8.4`` of the dependencies and of these extras."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    listed = [
+        item for group in groups for item in (project["dependencies"] if group == "dependencies" else extras[group])
+    ]
+    return [item.replace(">=", "==") for item in listed if ">=" in item]
 
 
 def workflows() -> list[str]:

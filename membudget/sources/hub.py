@@ -182,7 +182,7 @@ def _stream(url: str, headers: dict[str, str]) -> Any:
     from huggingface_hub.utils import get_session
 
     session: Any = get_session()
-    if hasattr(session, "stream"):
+    if callable(getattr(session, "stream", None)):  # requests' session has a flag of that name
         return session.stream("GET", url, headers=headers, timeout=30)
     return session.get(url, headers=headers, timeout=30, stream=True)
 
