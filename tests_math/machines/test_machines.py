@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,8 +234,8 @@ def test_detects_a_spark() -> None:
     """nvidia-smi prints [N/A] for GB10's memory: it is unified, and MemTotal counts."""
     found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA GB10, [N/A], [N/A]\n"}, files={"/proc/meminfo": MEMINFO}))
     spark = get("dgx-spark")
-    assert found._replace(name=spark.name, title=spark.title, source="", aliases=()) == spark._replace(
-        source="", aliases=()
+    assert replace(found, name=spark.name, title=spark.title, source="", aliases=()) == replace(
+        spark, source="", aliases=()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_the_last_byte_by_hand(ctx: int, users: int, model: Get) -> None:
     """Exactly those bytes fit these users and this context and no more; one byte less, and a user less."""
     for budget, expected in budgets(model(LLAMA_1B), ctx, users, 0):
         exact, less = (
-            budget._replace(machine=budget.machine._replace(memory=size)) for size in (expected, expected - 1)
+            budget._replace(machine=replace(budget.machine, memory=size)) for size in (expected, expected - 1)
         )
         assert fits(exact)
         assert not fits(less)
@@ -128,7 +129,7 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # 0.99 of 900 and the system's 100 are 991, 9 short of the memory
     assert headroom(base._replace(engine=Engine(gpu_memory_utilization=0.99)), 991) == 0
     # without CUDA's total a share is of the memory: 900 and the system's 100 are all of it
-    whole = base._replace(engine=Engine(gpu_memory_utilization=0.9), machine=machine._replace(cuda_total=None))
+    whole = base._replace(engine=Engine(gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None))
     assert headroom(whole, 1000) == 0
     assert limit_text(whole) == "the 1,000 B of box"
     assert limit_text(base) == "the 1,000 B of box"
@@ -150,7 +151,7 @@ def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
     less = budget._replace(overhead={"cuda_context": request})
     assert (max_users(less), max_ctx(less)) == (0, 512 // 3)
     # with a smaller memory than the limit the memory counts
-    tight = budget._replace(machine=machine._replace(memory=limit, cuda_total=10 * limit, os_reserve=0))
+    tight = budget._replace(machine=replace(machine, memory=limit, cuda_total=10 * limit, os_reserve=0))
     assert left_over(tight)(1024, 3) == limit - spent - 3 * request
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from membudget.engines.vllm.pool.derive import longest
 from membudget.engines.vllm.profile.estimate import Estimate
 from membudget.engines.vllm.profile.settings import ProfileError, ProfileSettings
 from membudget.engines.vllm.versions import Rules
 from membudget.machines import Machine
 from membudget.model import Model
+from membudget.model.length import longest
 from membudget.units import GIB, MIB, gib
 
 #: A device's own report of itself is this much less than nvidia-smi's: 256 MiB (T4) to 768 MiB (A100 80 GB) on the
@@ -66,7 +66,7 @@ def steps(model: Model, machine: Machine, settings: ProfileSettings, rules: Rule
         sequences, tokens, device = 256, 2048 if server else 8192, "other devices"
     doubled = 2 if settings.performance_mode == "throughput" and rules.version >= (0, 17, 0) else 1
     sequences = settings.max_num_seqs or sequences * doubled
-    length = settings.max_model_len or longest(model.config)
+    length = settings.max_model_len or longest(model.config, rules.version).tokens
     if settings.max_num_batched_tokens:
         tokens = settings.max_num_batched_tokens
     else:

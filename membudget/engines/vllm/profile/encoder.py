@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from membudget.engines.vllm.pool.derive import longest
 from membudget.engines.vllm.profile.settings import ProfileSettings
 from membudget.model import Model
 from membudget.model.config import Config
+from membudget.model.length import longest
 
 Version = tuple[int, int, int]
 
@@ -79,7 +79,7 @@ def held(model: Model, settings: ProfileSettings, tokens: int, width: int, versi
     recipe = _RECIPES.get(str(raw.get("model_type")))
     if recipe is None:
         return Held(0, 0, f"the encoder of {raw.get('model_type')} has no recipe here: it is left out", False)
-    length = settings.max_model_len or longest(model.config) or tokens
+    length = settings.max_model_len or longest(model.config, version).tokens
     item = recipe(Ask(model.config, length, version, limits is None or limits.get("video", 1) > 0))
     if item is None:
         return Held(0, 0, f"the encoder of {raw.get('model_type')} lacks sizes in its config: it is left out", False)
