@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from membudget.cli.main import COMMANDS, available, parser_of
+from membudget.cli.commands.registry import COMMANDS, available, parser_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 

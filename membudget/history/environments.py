@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from membudget.errors import MembudgetError
-from membudget.history.store import locked
+from membudget.history.store import lock_of
 
 #: Written last: an environment without it was cut off and is made anew.
 READY = "membudget-ready.json"
@@ -99,7 +99,7 @@ def ensure(
     if os.path.exists(os.path.join(place, READY)):
         return made
     os.makedirs(folder, exist_ok=True)
-    with open(place + ".lock", "ab") as lock, locked(lock.fileno(), exclusive=True):
+    with lock_of(place):
         if not os.path.exists(os.path.join(place, READY)):  # another process may have made it meanwhile
             _make(run, place, made, base, more, dependencies)
     return made

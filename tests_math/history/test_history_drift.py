@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from membudget.history import Entry, Line, Record, SelectError, compare, select
 from membudget.history.changes import Change, ChangesError, known_changes
-from membudget.history.drift import moved, version_key
+from membudget.history.drift import moved
 from membudget.history.logs import of_log
 from membudget.history.select import baseline
 from membudget.history.text import BARS, drift_lines, series, sparkline
+from membudget.history.versions import version_key
 
 pytestmark = pytest.mark.suite
 
