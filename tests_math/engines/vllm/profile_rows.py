@@ -8,18 +8,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from membudget.data import data_path
-from membudget.engines.vllm.profile import Available, ProfileSettings, available
+from membudget.engines.vllm.profile import Available, ProfileSettings, RankAvailable, available
 from membudget.engines.vllm.profile.graphs import estimate
 from membudget.engines.vllm.profile.loaded_weights import ranks
 from membudget.engines.vllm.profile.widths import widths
 from membudget.engines.vllm.versions import parse
-from membudget.formats import get
+from membudget.formats import Format, get, of_config
+from membudget.machines import Machine
 from membudget.machines import get as machine_named
 from membudget.model import Model, build
-from membudget.units import GIB
+from membudget.units import GIB, MIB
 
 FOLDER = Path(data_path("logs")) / "available_kv"
 PARTS = ("weights", "activation", "non_torch", "graphs", "available")
+#: Cards of the fresh rows that membudget does not know: memory as nvidia-smi prints it, bandwidth as sold.
+_CARDS = {
+    "h100-nvl": Machine(
+        "h100-nvl", 95830 * MIB, 94 * GIB, False, 3_900_000_000_000,
+        title="NVIDIA H100 NVL", compute_capability=(9, 0), sm_count=132,
+    ),
+    "rtx-3050-6gb": Machine(
+        "rtx-3050-6gb", 6144 * MIB, 6 * GIB, False, 168_000_000_000,
+        title="NVIDIA GeForce RTX 3050 6GB", compute_capability=(8, 6), sm_count=18,
+    ),
+}  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -66,17 +78,31 @@ def settings_of(row: dict[str, Any], *, defaults: bool = False) -> ProfileSettin
     return ProfileSettings(**given)
 
 
+def machine_of(row: dict[str, Any]) -> Machine:
+    """The device of a row."""
+    return _CARDS.get(row["machine"]) or machine_named(row["machine"])
+
+
+def format_of(row: dict[str, Any]) -> Format:
+    """The weight format of a row; ``declared``: as its config says."""
+    return of_config(model_of(row).config) if row["format"] == "declared" else get(row["format"])
+
+
 def predicted(row: dict[str, Any]) -> Available:
     """What `available` says of a row, its printed figures unseen."""
-    return available(model_of(row), get(row["format"]), machine_named(row["machine"]), settings_of(row), row["vllm"])
+    return available(model_of(row), format_of(row), machine_of(row), settings_of(row), row["vllm"])
 
 
-def scored(name: str = "rows.jsonl") -> Iterator[Scored]:
-    """Every complete start of that file against what it printed."""
+def fresh() -> list[dict[str, Any]]:
+    """The starts that were predicted first, with what they printed."""
+    answers = {row["id"]: row["printed"] for row in rows("fresh_answers.jsonl")}
+    return [{**row, "printed": answers[row["id"]]} for row in rows("fresh.jsonl")]
+
+
+def scored(starts: list[dict[str, Any]] | None = None) -> Iterator[Scored]:
+    """These starts, or every complete one of `rows`, against what they printed."""
     seen: set[tuple[Any, ...]] = set()
-    for row in rows(name):
-        if not complete(row):
-            continue
+    for row in [row for row in rows() if complete(row)] if starts is None else starts:
         key = (row["config"], row["format"], row["vllm"], row["machine"], json.dumps(row["settings"], sort_keys=True))
         settings = {k: v for k, v in row["settings"].items() if k != "max_model_len"}
         key = (*key[:4], json.dumps(settings, sort_keys=True))
@@ -87,15 +113,16 @@ def scored(name: str = "rows.jsonl") -> Iterator[Scored]:
 def _scored(row: dict[str, Any], duplicate: bool) -> Scored:
     found, printed = predicted(row), row["printed"]
     version = parse(row["vllm"])
-    activation = found.part("activation").bytes
+    rank: Available | RankAvailable = found.ranks[row["stage"]] if "stage" in row else found
+    activation = rank.part("activation").bytes
     if version >= (0, 27, 0):  # printed with the graphs' estimate in it
-        activation += found.part("cuda_graphs").bytes
+        activation += rank.part("cuda_graphs").bytes
     mine = {
-        "weights": found.part("weights").bytes,
+        "weights": rank.part("weights").bytes,
         "activation": activation,
-        "non_torch": found.part("non_torch").bytes,
+        "non_torch": rank.part("non_torch").bytes,
         "graphs": _graphs(row, found),
-        "available": found.bytes,
+        "available": rank.bytes,
     }
     names = {"graphs": "graph_estimate"}
     off = {
@@ -105,18 +132,18 @@ def _scored(row: dict[str, Any], duplicate: bool) -> Scored:
     }
     share, inside = 0.0, False
     if printed["available"] is not None:
-        share = off["available"] / row["total_gib"]
+        share = off["available"] * GIB / found.total.bytes
         rounding = 0.005  # figures are printed with two decimals
-        inside = found.low / GIB - rounding <= printed["available"] <= found.high / GIB + rounding
-    return Scored(row, found, off, share, inside, (found.high - found.low) / GIB / row["total_gib"], duplicate)
+        inside = rank.low / GIB - rounding <= printed["available"] <= rank.high / GIB + rounding
+    return Scored(row, found, off, share, inside, (rank.high - rank.low) / found.total.bytes, duplicate)
 
 
 def _graphs(row: dict[str, Any], found: Available) -> int:
     """The estimate as printed, also where it is not subtracted."""
     if row["printed"].get("graph_estimate") is None:
         return 0
-    model, machine, settings = model_of(row), machine_named(row["machine"]), settings_of(row)
+    model, machine, settings = model_of(row), machine_of(row), settings_of(row)
     version = parse(row["vllm"])
-    rank = ranks(model, get(row["format"]), machine, settings, version)[0]
+    rank = ranks(model, format_of(row), machine, settings, version)[0]
     wide = widths(model, rank.model, settings.tp)
     return estimate(model, wide, machine, settings, found.steps, version).bytes

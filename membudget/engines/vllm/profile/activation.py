@@ -31,9 +31,13 @@ _MOE_CHUNK = 16384
 _PROCESSORS = 128
 #: Formats whose linear layers quantize their input to 8 bits: one copy of down_proj's input beside it.
 _EIGHT_BIT_INPUTS = ("w8a8", "fp8", "mxfp8")
-#: A start that compiles the model takes 0.35 to 1.1 GiB more of the peak than one that finds it compiled
-#: (vLLM 0.27.1 on an RTX 4090, Qwen3-8B: 0.19 GiB warm, 1.18 cold), where the forward is the peak.
-_COLD_LEAST, _COLD_MOST = 350 * MIB, 1126 * MIB
+#: A start that compiles the model measures its kernels on full-size inputs, the embedding table among them
+#: (config/compilation.py 0.12.0:838 combo_kernels, benchmark_combo_kernel; from torch 2.9 on): the peak is at least
+#: one more copy of the table. Six public starts took 0 to 0.14 GiB more than it: Qwen3-8B 1.18 and 1.30 GiB for
+#: 1.159, Qwen2.5-0.5B 0.25 for 0.254, Qwen2.5-7B 1.12 for 1.015, Llama-3.1-8B 1.07 for 0.98, 0.98 for 0.98.
+_COLD_SINCE, _COLD_OVER = (0, 12, 0), 144 * MIB
+#: The forward of one public start in float32 took this much more (Llama-3.1-8B, 0.19, H100: 2.27 GiB for 1.87).
+_FLOAT32 = 410 * MIB
 #: What the printed activations of the public rows are off by where the sampler or a plain forward is the peak.
 _OFF = 25 * MIB
 
@@ -42,7 +46,7 @@ class Activation(NamedTuple):
     """The peak as an estimate, and what it is made of.
 
     runner, sampler: which were taken.  encoder: what the dummy batch holds.  kept: bytes of the peak that stay
-    allocated after the run.
+    allocated after the run.  gap: what a start that compiles takes more, where it is not said whether this one does.
     """
 
     estimate: Estimate
@@ -50,6 +54,7 @@ class Activation(NamedTuple):
     sampler: str
     encoder: Held
     kept: int
+    gap: int
 
 
 def activation(
@@ -73,7 +78,7 @@ def activation(
     if not (first and last):
         ahead += 2 * taken.tokens * wide.hidden * width  # hidden states and residual that go to the next stage
     kind = samplers.runner(model, form, settings, version)
-    sampled, name, kept, why = 0, "", 0, ""
+    sampled, gap, name, kept, why = 0, 0, "", 0, ""
     if last:
         peak = _sampler(wide, machine, settings, taken, version, kind, width)
         name, kept, why = peak.name, peak.kept, peak.why
@@ -91,12 +96,16 @@ def activation(
             f" + the mixture's workspace of {work:,} B" if work else ""
         )
         low, high = size - _OFF, size + _OFF
-        if settings.compile_cache == "cold":
-            size += (_COLD_LEAST + _COLD_MOST) // 2
-            low, high = low + _COLD_LEAST, high + _COLD_MOST
-            words += "; compiled at this start"
-        elif not settings.enforce_eager:
-            high += _COLD_MOST if version >= (0, 27, 0) else 0
+    if width == 4:
+        high += _FLOAT32
+    table = wide.vocab // settings.tp * wide.hidden * width
+    if first and not settings.enforce_eager and version >= _COLD_SINCE and table > size:
+        if settings.compile_cache is None:
+            gap = table - size
+            high = max(high, table + _COLD_OVER)
+        elif settings.compile_cache == "cold":
+            size, low, high, name, kept = table, table - _OFF, table + _COLD_OVER, "compile", 0
+            words = f"compiled at this start: one more copy of the embedding table, {table:,} B"
     size, low, high = (max(0, each) + encoder.bytes for each in (size, low, high))
     if encoder.why:
         words += f"; {encoder.why}"
@@ -105,7 +114,7 @@ def activation(
         low, high = size - size // 20, max(high, size + size // 4)
         words = f"the encoder's own forward; {encoder.why}"
     source = f"gpu_model_runner.py profile_run, runner {kind.upper()}"
-    return Activation(Estimate("activation", size, low, high, words, source), kind, name, encoder, kept)
+    return Activation(Estimate("activation", size, low, high, words, source), kind, name, encoder, kept, gap)
 
 
 def forward(wide: Widths, form: Format, settings: ProfileSettings, tokens: int, width: int) -> int:

@@ -133,6 +133,10 @@ def _rank(
     deviations = [(requested.bytes - requested.low, requested.high - requested.bytes)]
     deviations += [(part.high - part.bytes, part.bytes - part.low) for part in used]
     low, high = spread(left, deviations)
+    if used[1] is ran.estimate:
+        # to compile or not is no error that may cancel another: the range reaches as far below the colder figure
+        deviations[2] = (max(0, ran.estimate.high - ran.estimate.bytes - ran.gap), deviations[2][1])
+        low = spread(left - ran.gap, deviations)[0]
     return RankAvailable(rank.stage, (requested, *used), left, low, high, ran.runner, ran.sampler, ran.encoder.known)
 
 

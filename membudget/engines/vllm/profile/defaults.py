@@ -16,8 +16,8 @@ from membudget.model.length import longest
 from membudget.units import GIB, MIB, gib
 
 #: A device's own report of itself is this much less than nvidia-smi's: 256 MiB (T4) to 768 MiB (A100 80 GB) on the
-#: eleven cards of machines.yaml that have both numbers.
-_DRIVER_LEAST, _DRIVER_MOST = 256 * MIB, 768 * MIB
+#: eleven cards of machines.yaml that have both numbers; an RTX 3050 of 6 GiB came out at 70 MiB (fresh row F13).
+_DRIVER_LEAST, _DRIVER_MOST = 64 * MIB, 768 * MIB
 #: How far one card's report was seen to move, of its size: 79.18 to 79.33 GiB of an H100, the widest range of a card
 #: of 40 GiB and more (machines.yaml); it is taken for cards of which one report is known.
 _MOVES = 0.002
@@ -25,6 +25,9 @@ _MOVES = 0.002
 _LARGE = 70 * GIB
 #: One of 160 GiB and more takes 16,384 tokens for a server too (0.28.0 on).
 _LARGEST = 160 * GIB
+#: What a usage context without its own defaults takes (config/scheduler.py DEFAULT_MAX_NUM_SEQS,
+#: DEFAULT_MAX_NUM_BATCHED_TOKENS; arg_utils.py looks the context up in a table and falls back on these).
+_ENGINE_SEQUENCES, _ENGINE_TOKENS = 128, 2048
 
 
 class Steps(NamedTuple):
@@ -54,11 +57,13 @@ def steps(model: Model, machine: Machine, settings: ProfileSettings, rules: Rule
         given = getattr(settings, name)
         if given is not None and given < 1:
             raise ProfileError(f"{name} {given}: 1 or more")
-    if settings.usage not in ("server", "llm"):
-        raise ProfileError(f"usage {settings.usage!r}: server or llm")
+    if settings.usage not in ("server", "llm", "engine"):
+        raise ProfileError(f"usage {settings.usage!r}: server, llm or engine")
     server = settings.usage == "server"
     memory = device_memory(machine)
-    if memory >= _LARGEST and rules.version >= (0, 28, 0):
+    if settings.usage == "engine":
+        sequences, tokens, device = _ENGINE_SEQUENCES, _ENGINE_TOKENS, "a program's own engine"
+    elif memory >= _LARGEST and rules.version >= (0, 28, 0):
         sequences, tokens, device = 1024, 16384, f"a device of {gib(_LARGEST, 0)} or more"
     elif memory >= _LARGE and not ("a100" in machine.title.lower() and rules.version >= (0, 9, 0)):
         sequences, tokens, device = 1024, 8192 if server else 16384, f"a device of {gib(_LARGE, 0)} or more"

@@ -1,7 +1,7 @@
 """What starts on this machine really took, and a plan that uses it: measured replaces assumed, and says so.
 
-entry = learn(log, model_type="qwen3", form="bf16")       from a parsed log
-learned = Learned((entry,))
+entry = learn(log, model, form, machine)     log: an `EngineLog`; entry.as_json() is kept with the machine
+learned = Learned((entry,))                  or of_json(document) for each that was kept
 available(model, form, machine, settings, version, learned)
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from membudget.engines.vllm.profile.defaults import Steps
+from membudget.engines.vllm.profile.defaults import Steps, steps
 from membudget.engines.vllm.profile.estimate import Estimate
 from membudget.engines.vllm.profile.settings import ProfileError, ProfileSettings
+from membudget.engines.vllm.versions import rules
 from membudget.formats.base import Format
+from membudget.machines import Machine
 from membudget.model import Model
 
 #: Figures are printed with two decimals.
@@ -50,11 +52,84 @@ class Entry:
         return asdict(self)
 
 
+class StartLog(Protocol):
+    """What `learn` reads of a parsed log; `logs.record.EngineLog` is one."""
+
+    @property
+    def version(self) -> str | None:
+        """As printed."""
+
+    def value(self, name: str) -> Any:
+        """A figure in bytes, None where it is not printed."""
+
+    def setting(self, name: str) -> Any:
+        """An argument or a config entry, None where it is not printed."""
+
+
 @dataclass(frozen=True)
 class Learned:
     """All that was learned on one machine, oldest first."""
 
     entries: tuple[Entry, ...] = ()
+
+
+def learn(
+    log: StartLog,
+    model: Model,
+    form: Format,
+    machine: Machine,
+    settings: ProfileSettings | None = None,
+    *,
+    when: str = "",
+    source: str = "",
+) -> Entry:
+    """What one start took, for the next plan on this machine.
+
+    settings: what it was told; without them, what its log prints, and the version's defaults for the rest.
+    Raises `ProfileError` where the log does not say its version, or prints no figure that could be learned.
+    """
+    if not log.version:
+        raise ProfileError("measured profile: the log does not print vLLM's version")
+    given = settings or of_log(log)
+    taken = steps(model, machine, given, rules(log.version))
+    weights, peak = log.value("weights"), log.value("peak_activation")
+    if log.value("peak_with_graphs") is not None:  # since 0.27 the closing line adds the estimate to the peak
+        peak = log.value("peak_with_graphs") - (log.value("cudagraph_estimate") or 0)
+    elif log.value("torch_peak") is not None:
+        peak = log.value("torch_peak")
+    outside, consumed = log.value("non_torch"), log.value("consumed")
+    if outside is None and None not in (consumed, weights):
+        outside = consumed - weights
+    figures = (weights, peak, outside, log.value("cudagraph_estimate"))
+    if figures == (None, None, None, None):
+        raise ProfileError("measured profile: the log prints neither weights, peak activation nor non-torch memory")
+    return Entry(
+        str(model.model_type), form.name, log.version, given.tp, given.pp, taken.sequences, taken.tokens,
+        model.config.integer("vocab_size"), model.config.integer("hidden_size"), *figures, when, source,
+    )  # fmt: skip
+
+
+#: `ProfileSettings` by the names of vLLM's arguments.
+_NAMES = {
+    "gpu_memory_utilization": "utilization",
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "enable_chunked_prefill": "chunked_prefill",
+} | {
+    name: name
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_expert_parallel")
+}
+
+
+def of_log(log: StartLog) -> ProfileSettings:
+    """The settings that a log prints; a value of another kind than vLLM's is left out."""
+    found: dict[str, Any] = {}
+    for theirs, ours in _NAMES.items():
+        value, default = log.setting(theirs), getattr(ProfileSettings, ours)
+        kinds = (bool,) if isinstance(default, bool) else (int, float) if ours == "utilization" else (int,)
+        if isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool):
+            found[ours] = value
+    return ProfileSettings(**found)
 
 
 def of_json(document: Mapping[str, Any]) -> Entry:
@@ -98,7 +173,8 @@ def replace(
     for part in parts:
         entry = _newest(learned.entries, part.name, model, form, settings, taken, version)
         size = getattr(entry, part.name) if entry else None
-        if entry is None or size is None:
+        uncharged = part.name == "cuda_graphs" and not part.high  # a start that does not subtract the estimate
+        if entry is None or size is None or uncharged:
             out.append(part)
             continue
         why = f"measured{' ' + entry.when if entry.when else ''}, vLLM {entry.version}; assumed was {part.bytes:,} B"

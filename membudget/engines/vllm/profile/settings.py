@@ -20,7 +20,8 @@ class ProfileSettings:
         max_lora_rank: as vLLM names them.
     tp, pp: tensor_parallel_size, pipeline_parallel_size.
     dtype: of the model: ``bfloat16``, ``float16``, ``float32`` or ``auto``.
-    usage: ``server`` (vllm serve) or ``llm`` (the LLM class): their defaults differ.
+    usage: ``server`` (vllm serve), ``llm`` (the LLM class) or ``engine`` (AsyncLLMEngine in a program): their defaults
+        differ.
     chunked_prefill: off makes max_num_batched_tokens at least max_model_len.
     mm_limits: limit_mm_per_prompt as (modality, count) pairs; None: the model's own limits.
     speculative: the method (``eagle3``, ``mtp``, ``ngram`` ...), speculative_tokens how many it drafts.
@@ -28,7 +29,8 @@ class ProfileSettings:
     estimate_graphs: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS.
     cudagraph_mode: ``FULL_AND_PIECEWISE``, ``PIECEWISE``, ``FULL``, ``FULL_DECODE_ONLY`` or ``NONE``.
     capture_sizes: cudagraph_capture_sizes.
-    compile_cache: ``warm`` (this model was compiled here before) or ``cold``.
+    compile_cache: ``warm`` (this model was compiled here before), ``cold``, or None, not known: the figure is the
+        warm start's, and the range reaches to the cold one's.
     total: bytes of the device as its driver reports them, where they are known better than the machine's entry.
     """
 
@@ -56,5 +58,5 @@ class ProfileSettings:
     estimate_graphs: bool | None = None
     cudagraph_mode: str | None = None
     capture_sizes: tuple[int, ...] | None = None
-    compile_cache: str = "warm"
+    compile_cache: str | None = None
     total: int | None = None
