@@ -133,9 +133,18 @@ class Steps:
         """Run one pytest tier in the environment; it records itself."""
 
         def run(made: Environment, source: str) -> str:
-            command = [made.python, "-m", "pytest", "-m", tier, "-q", "--record", f"--runs={self.args.runs}"]
+            command = [
+                made.python,
+                "-m",
+                "pytest",
+                "-m",
+                tier,
+                "-q",
+                "--membudget-record",
+                f"--membudget-runs={self.args.runs}",
+            ]
             if made.package.startswith("vllm"):
-                command.append(f"--vllm={made.python}")
+                command.append(f"--membudget-vllm={made.python}")
             done = subprocess.run(
                 [*command, "-p", "no:cacheprovider", *self.args.pytest],
                 cwd=ROOT,

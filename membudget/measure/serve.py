@@ -315,7 +315,9 @@ def compared(made: Serving, outcome: guard.Outcome, engines: Sequence[EngineLog]
     engine = engines[-1] if engines else None
     rows = [_measured(row, engine, said) for row in made.rows]
     asked = (outcome.result or {}).get("completion_tokens")  # an integer: the child has seen to it
-    answered = Row("answered", _GROUP, 4, unit=Unit.COUNT, allowed=measure_defaults()["kv_cache"], why="tokens asked for")
+    answered = Row(
+        "answered", _GROUP, 4, unit=Unit.COUNT, allowed=measure_defaults()["kv_cache"], why="tokens asked for"
+    )
     rows.append(judged(answered, asked, "" if asked is not None else "no answer"))
     versions = {"vllm": engine.version} if engine is not None and engine.version else {}
     status, why = outcome.status, outcome.why

@@ -319,7 +319,7 @@ def test_a_version_means_the_run_of_the_same_kind() -> None:
 
 def test_no_run_at_all() -> None:
     """An empty history says so, and what makes a run."""
-    with pytest.raises(SelectError, match="no run is recorded; `pytest --record` makes one"):
+    with pytest.raises(SelectError, match="no run is recorded; `pytest --membudget-record` makes one"):
         select("last", [])
     with pytest.raises(SelectError, match="without a failure"):
         select("last-green", [run(2, verdict="failed"), run(3)], run(3))

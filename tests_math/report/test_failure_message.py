@@ -81,7 +81,7 @@ def test_the_rerun_command_runs_that_budget_alone(pytester: pytest.Pytester) -> 
     first = pytester.runpytest("-p", "membudget.pytest_plugin.plugin", "--budgets=team")
     first.assert_outcomes(failed=1, passed=2)
     (line,) = {line for line in first.outlines if line.startswith("rerun    ")}  # CI has it in the summary too
-    assert line == "rerun    pytest --budgets=team 'test_mine.py::test_budget[chat]'"
+    assert line == "rerun    pytest --membudget-budgets=team 'test_mine.py::test_budget[chat]'"
     again = pytester.runpytest("-p", "membudget.pytest_plugin.plugin", *shlex.split(line)[2:])
     again.assert_outcomes(failed=1)
 

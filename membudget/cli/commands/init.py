@@ -69,7 +69,7 @@ def run(args: Arguments) -> Result:
     schema = os.path.join(args.to, SCHEMA)
     if not os.path.exists(schema):
         _write(schema, schema_text())
-    test = _command(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
+    test = _command(["pytest", "--pyargs", "membudget.tests", f"--membudget-budgets={path}"])
     notes = available_now(machine, machine.os_reserve)
     next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
