@@ -5,6 +5,8 @@ What nightly does is in tools/matrix.py and docs/nightly.md.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nox
@@ -61,7 +63,9 @@ def package(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Every engine version in an environment of its own, every tier that runs here, one record each."""
     session.install("-e", ".[test]", "-c", "constraints.txt")
-    session.run("python", "tools/matrix.py", *session.posargs)
+    # the torch that nox's own Python has is the one for this machine: environments become layers over it
+    base = ["--base", sys.executable] if find_spec("torch") and "--base" not in session.posargs else []
+    session.run("python", "tools/matrix.py", *base, *session.posargs)
 
 
 @nox.session
