@@ -4,10 +4,10 @@
 >>> ledger = membudget.plan("Qwen/Qwen3-8B", "dgx-spark", ctx=32_768, users=8)
 >>> ledger.sums["weights"], ledger.sums["kv_cache"]  # bytes
 (16381470720, 38654705664)
->>> ledger.fits, ledger.broken_by
+>>> ledger.fits, ledger.limiting_bucket
 (True, None)
 
-`Ledger` has every line with its formula, `verdict` in a sentence, `changes` that would make it fit, and `as_json()`.
+`Ledger` has every line with its formula, `verdict` in a sentence, `suggestions` of what would make it fit, and `as_json()`.
 `load_budgets(["budgets"])` reads budget files; `predict(budget)` is the ledger of one.  In a test, ask for the pytest
 fixture `budget`.  Nothing is imported before its name is used.
 """

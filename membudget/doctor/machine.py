@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from membudget.data.defaults import SPARK_GPU
 from membudget.doctor.source import Held, Source
 from membudget.engines.vllm.oracle.asking import ENV as VLLM
 from membudget.host import nvidia_smi
 from membudget.host.available import Here
 from membudget.host.detect import DetectError, detect
 from membudget.host.readings import Reading, Unknown
-from membudget.machines import SPARK_GPU, Machine
+from membudget.machines import Machine
 
 Text = str | Unknown
 

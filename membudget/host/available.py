@@ -10,9 +10,9 @@ import importlib.util
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from membudget.data.defaults import SPARK_GPU
 from membudget.host import nvidia_smi
 from membudget.host.system import System
-from membudget.machines import SPARK_GPU
 
 #: Markers that need something, in the order in which they are checked.
 NEEDS = ("transformers", "cpu", "cuda", "spark")

@@ -10,10 +10,11 @@ import os
 from collections.abc import Sequence
 
 from membudget import machines
+from membudget.data.defaults import SPARK_GPU
 from membudget.errors import NotAvailableError
 from membudget.host import nvidia_smi
 from membudget.host.system import System
-from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine, normalize
+from membudget.machines import THIS_MACHINE, Machine, normalize
 from membudget.units import GIB, MIB
 
 #: Left to the operating system where CPU and GPU share the memory and no table entry says how

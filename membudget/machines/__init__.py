@@ -21,9 +21,7 @@ from membudget.machines.table import ENVIRONMENT, all_machines, get
 
 __all__ = [
     "ENVIRONMENT",
-    "IDLE_SHARE",
     "MAX_MACHINES",
-    "SPARK_GPU",
     "THIS_MACHINE",
     "Machine",
     "MachineFileError",
@@ -34,9 +32,3 @@ __all__ = [
     "looks_counted",
     "normalize",
 ]
-
-#: The GPU of a DGX Spark, by its name.
-SPARK_GPU = "GB10"
-#: The share of its memory that an idle DGX Spark was seen to give an engine: 113.07 of 121.69 GiB were available
-#: (fixtures/doctor/spark.json), and 12 of them must stay free.
-IDLE_SHARE = 0.83

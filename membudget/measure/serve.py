@@ -23,6 +23,7 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.schema import measure_defaults
 from membudget.engines.vllm.logs.log import parse_file
 from membudget.engines.vllm.logs.record import EngineLog, Figure
+from membudget.engines.vllm.options import DECLARED
 from membudget.engines.vllm.pool.plan import plan_pool
 from membudget.engines.vllm.pool.result import PoolError, PoolRequest
 from membudget.engines.vllm.versions import DEFAULT
@@ -45,6 +46,8 @@ CPU_PROCESSES = 3 * GIB
 #: Where the head of several machines is reached, for vLLM's own multi-node executor; or a Ray cluster.
 MASTER, RAY = "MEMBUDGET_MASTER_ADDR", "RAY_ADDRESS"
 _GROUP = "served"
+#: The one engine that is served here.
+SERVED = DECLARED.name
 _DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FLAGS = ("max_num_seqs", "block_size", "kv_cache_memory_bytes")
 
@@ -95,8 +98,8 @@ def flags(budget: Budget) -> list[str]:
     Raises `CannotServe`.
     """
     engine, form, options = budget.engine, budget.format.name, budget.engine.options
-    if engine.name != "vllm":
-        raise CannotServe(f"engine is {engine.name}; only a budget with `engine: {{vllm: ...}}` is served")
+    if engine.name != SERVED:
+        raise CannotServe(f"engine is {engine.name}; only a budget with `engine: {{{SERVED}: ...}}` is served")
     if engine.gpu_memory_utilization is None and "kv_cache_memory_bytes" not in options:
         raise CannotServe(
             "what vLLM may claim is not said: add engine.vllm.gpu_memory_utilization (on unified memory it must "
@@ -182,11 +185,12 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
     """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
     allowed = {**measure_defaults(), **budget.measure}
     fixed = budget.engine.options.get("kv_cache_memory_bytes")
-    stages = ledger.stages or (ledger,)
-    first = stages[0]  # the head's log is that of rank 0
-    rows = [Row("served.weights", _GROUP, first.weights, allowed=allowed["weights"], why=first.lines[0].why)]
+    stages = [ledger.ranks[place].sums for place in range(0, len(ledger.ranks), budget.tensor_parallel)]
+    stages = stages or [ledger.sums]
+    first = (ledger.ranks or (ledger,))[0]  # the head's log is that of rank 0
+    rows = [Row("served.weights", _GROUP, first.sums["weights"], allowed=allowed["weights"], why=first.lines[0].why)]
     limit = engine_limit(budget) or 0
-    beside = [stage.weights + stage.activations + sum(budget.overhead.values()) for stage in stages]
+    beside = [stage["weights"] + stage["activations"] + sum(budget.overhead.values()) for stage in stages]
     available = [limit - size if fixed is None else fixed for size in beside]
     if fixed is None:
         why = f"{both(limit)} claimed less {both(beside[0])} of weights, step and overhead"

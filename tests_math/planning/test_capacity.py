@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.machines import Machine
 from membudget.model import Model, build
 from membudget.planning.capacity import (
@@ -38,7 +39,7 @@ LLAMA_1B = "meta-llama/Llama-3.2-1B"
 OVERHEAD = {"cuda_context": 3 * 2**20, "allocator": 5 * 2**20}
 
 
-def total(ctx: int, users: int, engine: Engine, width: int) -> int:
+def total(ctx: int, users: int, engine: Settings, width: int) -> int:
     """All bytes of Llama-3.2-1B beside overhead, as the docstring of `activations` has them."""
     tokens, sequences = (ctx * users, users) if engine.name == "transformers" else (8192, 1)
     rows = tokens if engine.logits == "every" else sequences
@@ -63,7 +64,7 @@ def budgets(model: Model, ctx: int, users: int, memory: int) -> Iterator[tuple[B
         for attention in ("sdpa", "eager"):
             for logits in ("last", "every"):
                 for form, width in (("bf16", 2), ("fp32", 4)):
-                    engine = Engine(name, 8192, attention, logits)
+                    engine = Settings(name, 8192, attention, logits)
                     budget = Budget("b", model, formats.get(form), "bf16", ctx, users, machine, engine, OVERHEAD)
                     yield budget, total(ctx, users, engine, width) + 15 * 2**20
 
@@ -94,7 +95,7 @@ def test_an_engine_takes_its_own_chunk(model: Get) -> None:
     """max_num_batched_tokens is the prefill step of vLLM, however long the context: 65,800 bytes a token here."""
     budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 131_072, 4, machines.get("rtx-4090"))
     for chunk in (512, 2048, 16_384):
-        peak = activation_peak(budget._replace(engine=Engine(max_num_batched_tokens=chunk)), 131_072, 4)
+        peak = activation_peak(budget._replace(engine=Settings(max_num_batched_tokens=chunk)), 131_072, 4)
         assert peak.bytes == chunk * 65_800
 
 
@@ -119,7 +120,7 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # Linux sees 1,000 bytes, the box says 1,200, CUDA reports 900, and the system keeps 100
     machine = Machine("box", 1000, 1200, True, 1, 100, cuda_total=900)
     base = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1, 1, machine, overhead={})
-    half = base._replace(engine=Engine(gpu_memory_utilization=0.5))
+    half = base._replace(engine=Settings(gpu_memory_utilization=0.5))
     # 450 for the engine, and the system's 100 are not its own
     assert headroom(half, 550) == 0
     assert headroom(half, 551) == -1
@@ -127,9 +128,9 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # 600 of the nominal 1,200
     assert headroom(half._replace(convention="nominal"), 700) == 0
     # 0.99 of 900 and the system's 100 are 991, 9 short of the memory
-    assert headroom(base._replace(engine=Engine(gpu_memory_utilization=0.99)), 991) == 0
+    assert headroom(base._replace(engine=Settings(gpu_memory_utilization=0.99)), 991) == 0
     # without CUDA's total a share is of the memory: 900 and the system's 100 are all of it
-    whole = base._replace(engine=Engine(gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None))
+    whole = base._replace(engine=Settings(gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None))
     assert headroom(whole, 1000) == 0
     assert limit_text(whole) == "the 1,000 B of box"
     assert limit_text(base) == "the 1,000 B of box"
@@ -139,10 +140,10 @@ def test_the_limit_of_an_engine(model: Get) -> None:
 def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
     """Half of what CUDA has for three users: 1.5 users' caches beside everything else make one; with more, three."""
     request = 1024 * 32_768
-    spent = total(1024, 0, Engine(), 2)
+    spent = total(1024, 0, Settings(), 2)
     limit = spent + request * 3 // 2
     machine = Machine("box", 10 * limit, 10 * limit, True, 1, 7 * 2**20, cuda_total=2 * limit)
-    engine = Engine(gpu_memory_utilization=0.5)
+    engine = Settings(gpu_memory_utilization=0.5)
     budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1024, 3, machine, engine, {})
     # the system's part is not the engine's
     assert left_over(budget)(1024, 3) == limit - spent - 3 * request == predict(budget).headroom

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.cli.main import main
 from membudget.engines.vllm.parallel.cut import RankError
 from membudget.engines.vllm.parallel.layouts import allowed, laid_out
@@ -44,7 +45,7 @@ def made(name: str) -> Model:
 def budget(model: Model, form: str, tp: int, pp: int, users: int = 1, ctx: int = 4096) -> Budget:
     """A budget of tp x pp H100s."""
     return Budget(
-        "b", model, formats.get(form), "bf16", ctx, users, machines.get("h100-80gb"), Engine("vllm"),
+        "b", model, formats.get(form), "bf16", ctx, users, machines.get("h100-80gb"), Settings("vllm"),
         machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp,
     )  # fmt: skip
 
@@ -185,7 +186,7 @@ def test_what_is_suggested_fits(name: str, size: tuple[int, int], ctx: int, user
     """Every suggestion, applied to the same machines, fits."""
     asked = budget(made(name), "bf16", *size, users=users, ctx=ctx)
     ledger = predict(asked)
-    for change in ledger.changes:
+    for change in ledger.suggestions:
         assert fits(applied(asked, change)), change.text
     assert ledger.fits == fits(asked)
 

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from membudget.budgets.file import Sources, parse
-from membudget.planning.check import judge
+from membudget.planning.check import check
 from membudget.report.failure import failure
 
 pytest_plugins = ["pytester"]
@@ -57,7 +57,7 @@ def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def _message(text: str, since: str = "") -> str:
     budgets, problems = parse(text.encode(), "budgets/chat.yaml", "chat", ".", Sources())
     assert not problems
-    return failure(judge(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
+    return failure(check(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
 
 
 def test_a_budget_that_does_not_fit_says_what_breaks_it_and_what_would_help() -> None:
@@ -183,12 +183,12 @@ def _project(pytester: pytest.Pytester, budgets: dict[str, str], folder: str = "
     pytester.makepyfile(
         test_mine="""
         import pytest
-        from membudget.planning.check import judge
+        from membudget.planning.check import check
         from membudget.report.failure import failure
 
         @pytest.mark.math
         def test_budget(budget, membudget_rerun):
-            verdict = judge(budget)
+            verdict = check(budget)
             if not verdict.passed:
                 pytest.fail(failure(verdict, membudget_rerun), pytrace=False)
         """

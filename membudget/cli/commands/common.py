@@ -153,12 +153,12 @@ def named_format(name: str | None, model: Model) -> Format:
 def choose_cache(name: str, form: Format, model: Model, found: Located | None = None, engine: str | None = None) -> str:
     """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in.
 
-    engine: as in `membudget.budgets.budget.ENGINES`; another engine's dtypes are refused.
+    engine: the name of one; another engine's dtypes are refused.
     """
-    from membudget.budgets.budget import ENGINES
+    from membudget.budgets.settings import kind_of
     from membudget.formats import kv
 
-    own = ENGINES[engine].kv if engine else None
+    own = kind_of(engine).kv if engine else None
     if name.strip().lower() != "auto":
         return kv.get(name, engine=own).name
     return kv.auto(model.config, found.hf_quant_config if found else None, form, own).name

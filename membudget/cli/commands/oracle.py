@@ -8,10 +8,10 @@ from __future__ import annotations
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
+from membudget.data.defaults import MAX_CTX
 from membudget.engines.vllm.oracle.asking import ENV, OracleAnswer, OracleError, OracleRow, ask, find_python
 from membudget.engines.vllm.pool.plan import PoolError, PoolRequest, plan_pool
 from membudget.model import Model
-from membudget.planning.ledger import MAX_CTX
 from membudget.text.sanitize import shown
 
 DEFAULT_LENGTH, DEFAULT_BATCHED, DEFAULT_AVAILABLE = "8192", "8192", "60 GiB"

@@ -11,8 +11,8 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
+from membudget.data.defaults import MAX_CTX
 from membudget.measure.comparison import Comparison
-from membudget.planning.ledger import MAX_CTX
 from membudget.units import GIB, gib
 
 #: The groups of lines that a plan may have.

@@ -55,12 +55,12 @@ def _holds_budgets(path: str) -> bool:
 
 def _of_budgets(args: Arguments) -> Story:
     from membudget.budgets.file import Sources, load
-    from membudget.planning.check import judge
+    from membudget.planning.check import check
     from membudget.report.story import of_verdicts
 
     files = load([args.run], Sources(args.machines or ()))
     problems = [str(problem) for file in files for problem in file.problems]
-    return of_verdicts((judge(budget) for file in files for budget in file.budgets), problems)
+    return of_verdicts((check(budget) for file in files for budget in file.budgets), problems)
 
 
 def _of_run(args: Arguments) -> Story:

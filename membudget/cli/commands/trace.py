@@ -10,9 +10,9 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument
+from membudget.data.defaults import MAX_CTX
 from membudget.measure.guard import Outcome
 from membudget.model import Model
-from membudget.planning.ledger import MAX_CTX
 from membudget.units import both, short
 
 DEFAULT_TOKENS = "8192"

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats
-from membudget.budgets.budget import Budget, engine_of, parallel_sizes
+from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
+from membudget.budgets.settings import parallel_sizes, settings_of
 from membudget.cli.main import main
 from membudget.engines.vllm.parallel.ranks import KNOWN, RankError, layer_of, stages
 from membudget.engines.vllm.parallel.sharding import split_bytes
@@ -267,13 +268,13 @@ def test_the_size_that_is_not_given(
     """One size given: the other is the machines divided by it.  None given: all are tensor parallel."""
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     options = {name: size for name, size in sizes.items() if size is not None}
-    assert parallel_sizes(machines, engine_of("vllm", options=options)) == found
+    assert parallel_sizes(machines, settings_of("vllm", options=options)) == found
 
 
 def test_a_size_that_does_not_divide_names_the_other() -> None:
     """3 stages of 8 machines: the sizes that do divide, and what the option that was not given would be."""
     with pytest.raises(ValueError, match=r"pipeline_parallel_size 3 does not divide the 8 that machine names") as error:
-        parallel_sizes(8, engine_of("vllm", options={"pipeline_parallel_size": 3}))
+        parallel_sizes(8, settings_of("vllm", options={"pipeline_parallel_size": 3}))
     assert "pipeline_parallel_size 1, 2, 4, 8 (tensor_parallel_size is then 8, 4, 2, 1)" in str(error.value)
 
 
