@@ -12,13 +12,16 @@ import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from membudget.budgets.fields import Fields, near
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
 from membudget.formats import Format
 from membudget.text.sanitize import shown
+
+if TYPE_CHECKING:  # fields read YAML, which an import of this does not
+    from membudget.budgets.fields import Fields
 
 #: The engine of a budget that names none.
 DEFAULT_ENGINE = "vllm"
@@ -120,7 +123,9 @@ def kind_of(name: str) -> Declared:
     for one in known.values():
         if name.lower() in (one.name, one.title.lower(), *one.aliases):
             return one
-    raise UnknownEngine(f"engine is {shown(name)}; allowed are {', '.join(known)}{near(name, known)}")
+    near = get_close_matches(name.lower()[:80], known, 2, 0.6)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UnknownEngine(f"engine is {shown(name)}; allowed are {', '.join(known)}{hint}")
 
 
 def settings_of(name: str, batched_tokens: int | None = None, **more: Any) -> Settings:

@@ -225,10 +225,13 @@ def predict(budget: Budget) -> Ledger:
     try:
         return Ledger(budget, prepared(budget).answer(Load(budget.ctx, budget.users)))
     except LayoutError as error:
-        advice = table.get(budget.engine.name).advice(budget.model, budget.format, budget.settings)
-        if not advice:
-            raise
-        raise type(error)(str(error), f". {advice}") from None
+        raise advised(budget, error) from None
 
 
-__all__ = ["BUCKETS", "Ledger", "Line", "Rank", "Suggestion", "predict"]
+def advised(budget: Budget, error: LayoutError) -> LayoutError:
+    """The refusal of a layout with those that the engine takes behind it."""
+    advice = table.get(budget.engine.name).advice(budget.model, budget.format, budget.settings)
+    return type(error)(str(error), f". {advice}") if advice else error
+
+
+__all__ = ["BUCKETS", "Ledger", "Line", "Rank", "Suggestion", "advised", "predict"]

@@ -170,7 +170,7 @@ def test_the_last_byte_decides(config: dict[str, Any], ctx: int, users: int) -> 
     )
     assert (exact.fits, exact.headroom, exact.max_users, exact.max_ctx) == (True, 0, users, ctx)
     assert (less.fits, less.headroom, less.limiting_bucket) == (False, -1, "kv_cache")
-    assert (more.fits, more.headroom, more.changes) == (True, 1, [])
+    assert (more.fits, more.headroom, more.suggestions) == (True, 1, [])
     # what the search for changes takes for fitting is what a plan takes for fitting
     assert fits(exact.budget)
     assert not fits(less.budget)
@@ -267,6 +267,7 @@ def test_a_plan_as_json(model: Get) -> None:
         "model", "model_type", "params", "unknown", "unproven", "assumed", "format", "kv_cache_dtype", "ctx", "users",
         "machine", "engine", "convention", "weights", "kv_cache", "activations", "overhead", "total", "capacity",
         "limit", "headroom", "fits", "max_users", "max_ctx", "kv_per_token", "kv_per_token_at_ctx", "kv_per_request",
+        "limiting_bucket", "suggestions", "starts", "refusals", "concurrency", "command",
         "broken_by", "changes", "verdict", "decode_upper_bound", "lines",
     }  # fmt: skip
     assert (plan_json["kv_per_request"], plan_json["kv_cache"]) == (2**30, 3 * 2**30)

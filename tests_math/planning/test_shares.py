@@ -14,16 +14,14 @@ from membudget import formats, machines
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
 from membudget.budgets.settings import Settings
+from membudget.engines.share import room_beside
 from membudget.machines import Machine
 from membudget.model import Model
 from membudget.planning.capacity import (
     engine_limit,
     fits,
-    headroom,
-    left_over,
     max_ctx,
     max_users,
-    share_room,
     share_that_leaves,
     takes_the_systems,
 )
@@ -31,6 +29,7 @@ from membudget.planning.check import check
 from membudget.planning.ledger import predict
 from membudget.planning.suggestions import Suggestion, applied, suggest
 from membudget.report.failure import failure
+from tests_math.planning.buckets import headroom, left_over
 
 pytestmark = pytest.mark.math
 
@@ -58,7 +57,7 @@ def test_a_share_that_takes_the_systems(model: Get) -> None:
     assert engine_limit(budget) == CLAIM
     missing = SPARK - SYSTEM - CLAIM
     assert missing == -4_204_259_942
-    assert share_room(budget) == missing
+    assert room_beside(budget.device, budget.engine) == missing
     ledger = predict(budget)
     assert (ledger.fits, ledger.headroom, ledger.limiting_bucket) == (False, missing, "gpu_memory_utilization")
     assert left_over(budget)(8192, 1) == left_over(budget)(1, 1) == missing
@@ -89,7 +88,7 @@ def test_the_edge_to_the_byte(model: Get) -> None:
     """A system's part of exactly what the claim leaves fits; a byte more does not, and is the byte that is missing."""
     for extra, left in ((0, True), (1, False)):
         budget = spark(model("Qwen/Qwen3-8B"), 0.95, os_reserve=SPARK - CLAIM + extra)
-        assert share_room(budget) == -extra
+        assert room_beside(budget.device, budget.engine) == -extra
         ledger = predict(budget)
         assert ledger.fits is left
         # a byte is missing, or what is left is left of the claim
@@ -101,7 +100,7 @@ def test_only_where_a_system_shares_the_memory(model: Get) -> None:
     """A card of its own has no system on it, and without a share nothing is claimed: no bound."""
     card = spark(model("Qwen/Qwen3-8B"), 0.99, machine=machines.get("h100-80gb"))
     for free in (card, spark(card.model, None), spark(card.model, 0.99, os_reserve=0)):
-        assert share_room(free) is None
+        assert room_beside(free.device, free.engine) is None
         assert predict(free).fits
 
 

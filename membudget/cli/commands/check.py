@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.budgets.file import BudgetFile, Sources, load
+from membudget.budgets.file import BudgetFile, Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import folder
 from membudget.planning.check import Finding, Verdict
 from membudget.planning.check import check as judged_of
+from membudget.planning.load import load
 from membudget.text.terminal import Terminal
 from membudget.units import both, short
 

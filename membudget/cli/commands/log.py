@@ -51,8 +51,9 @@ def run(args: Arguments) -> Result:
 def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
     """The budget, and all its contexts: a file may ask for several, and for several numbers of users."""
     from membudget.budgets.file import load_file
+    from membudget.planning.load import checked
 
-    file = load_file(path)
+    file = checked(load_file(path))
     if file.problems:
         raise InputError(f"--budget: {file.error}")
     first = file.budgets[0]

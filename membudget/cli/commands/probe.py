@@ -37,11 +37,12 @@ def run(args: Arguments) -> Result:
     """Measure, or look."""
     if not args.paths:
         return _look()
-    from membudget.budgets.file import NoBudgets, Sources, load
+    from membudget.budgets.file import NoBudgets, Sources
     from membudget.host import shared as host
     from membudget.measure.plan import CannotMeasure, plan
     from membudget.measure.progress import Progress
     from membudget.measure.run import Settings, device_of, measure, outlook
+    from membudget.planning.load import load
 
     models = folder("--models", args.models)
     floor = _floor(args.floor) if args.floor is not None else None

@@ -54,8 +54,9 @@ def _holds_budgets(path: str) -> bool:
 
 
 def _of_budgets(args: Arguments) -> Story:
-    from membudget.budgets.file import Sources, load
+    from membudget.budgets.file import Sources
     from membudget.planning.check import check
+    from membudget.planning.load import load
     from membudget.report.story import of_verdicts
 
     files = load([args.run], Sources(args.machines or ()))

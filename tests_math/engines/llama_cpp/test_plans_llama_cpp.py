@@ -16,16 +16,17 @@ from membudget import formats
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
 from membudget.budgets.settings import settings_of
+from membudget.engines.buckets import Buckets
 from membudget.engines.llama_cpp.cells import CacheCellsError, cache_bytes, cache_parts, slot
 from membudget.formats import FormatError, kv
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
-from membudget.planning import capacity
-from membudget.planning.capacity import fits, kv_growth, kv_request, left_over, max_ctx, max_users
+from membudget.planning.capacity import fits, kv_request, max_ctx, max_users
 from membudget.planning.check import check
 from membudget.planning.ledger import predict
 from membudget.planning.suggestions import Suggestion, applied, nothing_helps, suggest
 from tests_math.conftest import MODELS
+from tests_math.planning.buckets import kv_growth, left_over
 
 pytestmark = pytest.mark.math
 
@@ -193,16 +194,13 @@ def test_steps_of_cells_are_one_question_each(model: Get, monkeypatch: pytest.Mo
     """The search goes by 256, not by tokens that change nothing: a straight line of cells is five questions."""
     asked: list[int] = []
 
-    def counted(found: Budget) -> Callable[[int, int], int]:
-        left = left_over(found)
+    left = Buckets.headroom
 
-        def ask(ctx: int, users: int) -> int:
-            asked.append(ctx)
-            return left(ctx, users)
+    def counted(plan: Buckets, ctx: int, users: int) -> int:
+        asked.append(ctx)
+        return left(plan, ctx, users)
 
-        return ask
-
-    monkeypatch.setattr(capacity, "left_over", counted)
+    monkeypatch.setattr(Buckets, "headroom", counted)
     llama = model("meta-llama/Llama-3.2-1B")
     bare = predict(budget(llama, 1)).total
     for near in (1, 5000, 8192):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from membudget import formats
 from membudget.budgets.budget import Budget
-from membudget.budgets.file import Sources, parse
+from membudget.budgets.file import BudgetFile, Sources, parse
 from membudget.budgets.settings import parallel_sizes, settings_of
 from membudget.cli.main import main
 from membudget.engines.vllm.parallel.ranks import KNOWN, RankError, layer_of, stages
@@ -20,6 +20,7 @@ from membudget.engines.vllm.parallel.sharding import split_bytes
 from membudget.formats import Format
 from membudget.model import Model, build
 from membudget.planning.ledger import BUCKETS, predict
+from membudget.planning.load import checked
 from membudget.report.ranks import notes
 from tests_hw.tiny_models import TINY
 
@@ -135,7 +136,8 @@ machine: 2x dgx-spark
 
 def read(text: str) -> Any:
     """A budget file's budgets and problems."""
-    return parse(text.encode(), "b.yaml", "b", ".", Sources())
+    file = checked(BudgetFile("b.yaml", "b", *parse(text.encode(), "b.yaml", "b", ".", Sources())))
+    return file.budgets, file.problems
 
 
 def one(text: str) -> Budget:
@@ -176,7 +178,7 @@ def test_the_tightest_stage_decides() -> None:
     text = BUDGET.replace("meta-llama/Llama-3.1-70B", "google/gemma-2-27b").replace("2x dgx-spark", "3x rtx-4090")
     budget = one(text + "engine: {vllm: {pipeline_parallel_size: 3}}\n")
     ledger = predict(budget)
-    totals = [stage.total for stage in ledger.stages]
+    totals = [rank.total for rank in ledger.ranks]
     assert len(set(totals)) > 1
     assert ledger.total == max(totals)
     tightest = totals.index(max(totals))
@@ -211,7 +213,7 @@ def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) ->
     text = BUDGET.replace("2x dgx-spark", "4x h100-80gb").replace("users: 4", f"users: {users}")
     budget = one(text.replace("16Ki", str(ctx)) + f"engine: {{vllm: {sizes}}}\n")
     ledger = predict(budget)
-    assert ledger.fits == all(stage.fits for stage in ledger.stages)
+    assert ledger.fits == all(rank.fits for rank in ledger.ranks)
     most = ledger.max_users
     assert most == 0 or predict(budget._replace(users=most)).fits
     assert not predict(budget._replace(users=most + 1)).fits
