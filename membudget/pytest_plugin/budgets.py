@@ -103,7 +103,8 @@ class Budgets:
 
     def read(self, paths: list[str]) -> list[BudgetFile]:
         """The budget files at `paths`, with the machines and models of the options."""
-        from membudget.budgets.file import Sources, load_files
+        from membudget.budgets.file import Sources
+        from membudget.planning.load import load_files
 
         models = self.option("models")
         tables = [self._at(path) for path in self.option("machines") or ()]

@@ -51,10 +51,10 @@ class BudgetItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fail with the table, the reason and the smallest changes that help."""
-        from membudget.planning.check import judge
+        from membudget.planning.check import check
         from membudget.report.failure import failure
 
-        verdict = judge(self.budget)
+        verdict = check(self.budget)
         if not verdict.passed:
             text = failure(verdict, self.budgets.rerun(self), self.budgets.since(self.budget))
             pytest.fail(text, pytrace=False)
