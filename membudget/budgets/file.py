@@ -18,13 +18,14 @@ from membudget.budgets.fields import Reader
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
 from membudget.budgets.schema import read
 from membudget.budgets.settings import Settings, kind_of, parallel_sizes, settings_of
-from membudget.checkpoint.stored_format import AsStored, checkpoint_of
+from membudget.checkpoint.stored_format import AsStored
 from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
 from membudget.formats import Format, kv
 from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
+from membudget.sources.checkpoints import checkpoint_of
 from membudget.sources.locate import locate
 from membudget.text import yaml_strict
 from membudget.text.sanitize import printable

@@ -9,7 +9,7 @@ from membudget.doctor.machine import Look, value
 from membudget.doctor.trap import State, Trap
 from membudget.engines.vllm.versions import NEWEST, OLDEST, VersionError, rules
 from membudget.host.readings import Unknown
-from membudget.sources.locate import cache_folder
+from membudget.sources.cache import cache_folder
 from membudget.units import GIB, gib
 
 #: The versions of transformers between which the numbers were proven (docs/versions.md).

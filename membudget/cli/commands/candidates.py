@@ -19,7 +19,8 @@ from membudget.cli.commands.registry import COMMANDS, available, parser_of
 from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.history.here import PACKAGES
-from membudget.sources.locate import cache_folder, fixture_ids
+from membudget.sources.cache import cache_folder
+from membudget.sources.locate import fixture_ids
 
 _FILES, _FOLDERS, _YAML = FilesCompleter(), DirectoriesCompleter(), FilesCompleter(("yaml", "yml"))
 

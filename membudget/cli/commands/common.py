@@ -132,7 +132,8 @@ def build_model(args: Arguments, found: Located) -> Model:
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
     """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
     if name is None and found.kind in ("path", "gguf", "safetensors"):
-        from membudget.checkpoint.stored_format import AsStored, checkpoint_of
+        from membudget.checkpoint.stored_format import AsStored
+        from membudget.sources.checkpoints import checkpoint_of
 
         checkpoint = checkpoint_of(found)
         if checkpoint is not None:
