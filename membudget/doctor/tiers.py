@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from membudget.doctor.machine import Look, value
 from membudget.engines.vllm.oracle.asking import ENV as VLLM
-from membudget.host.available import Lack, missing
+from membudget.host.available import missing
 from membudget.host.readings import Unknown
 
 #: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64; of the version that is there.
 TORCH_CUDA = "pip install --force-reinstall torch{version} --index-url https://download.pytorch.org/whl/cu130"
+PACKAGES = "pip install 'membudget[transformers]'"
 #: Name, what it proves, how it is run.
 TIERS = (
     ("math", "the arithmetic", "pytest -m math"),
@@ -24,19 +24,18 @@ TIERS = (
 )
 
 
-@dataclass(frozen=True)
-class Tier:
-    """One tier."""
+class Tier(NamedTuple):
+    """One tier.  why: what is missing, "" where it runs.  fix: the command that opens it, "" where none can."""
 
     name: str
     proves: str
     command: str
-    why: str  # what is missing; "" where it runs
-    fix: str  # the command that opens it; "" where none can
+    why: str
+    fix: str
 
     def as_json(self) -> dict[str, Any]:
         """By name; absent texts are null."""
-        out = {**asdict(self), "runs": not self.why}
+        out = {**self._asdict(), "runs": not self.why}
         return {**out, "why": self.why or None, "fix": self.fix or None}
 
 
@@ -52,13 +51,18 @@ def tiers(look: Look) -> list[Tier]:
 
 
 def _marker(look: Look, name: str) -> tuple[str, str]:
-    lack = missing(name, look.here)
-    if lack is None:
+    if look.trouble and name in ("cuda", "spark"):
+        return f"needs an NVIDIA GPU; whether one is here is not known: {look.trouble.partition(': whether')[0]}", ""
+    why = missing(name, look.here)
+    if why is None:
         return "", ""
-    if lack.code is not Lack.TORCH_CUDA:
-        return lack.text, lack.fix
+    text, _, fix = why.partition(": pip install")
+    if fix:
+        return text, PACKAGES
+    if not text.startswith("needs torch with CUDA"):
+        return text, ""
     version = (value(look.torch) or "").partition("+")[0]
-    return lack.text, TORCH_CUDA.format(version=f"=={version}" if version else "")
+    return text, TORCH_CUDA.format(version=f"=={version}" if version else "")
 
 
 def _vllm(look: Look) -> tuple[str, str]:

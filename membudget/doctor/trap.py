@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+#: ``danger`` endangers a run, ``note`` is worth knowing, ``clear`` is not there, ``unknown`` could not be read.
+STATES = ("danger", "note", "clear", "unknown")
 
 
-class State(StrEnum):
-    """How a finding counts."""
+class Trap(NamedTuple):
+    """One finding.
 
-    DANGER = "danger"  # endangers a run
-    NOTE = "note"  # worth knowing
-    CLEAR = "clear"  # not there
-    UNKNOWN = "unknown"  # could not be read
-
-
-@dataclass(frozen=True)
-class Trap:
-    """One finding."""
+    text: what was read, with its numbers; for an unknown, why it is.  fix: a command or what to change; "" where
+    there is nothing to do.
+    """
 
     name: str
-    state: State
-    text: str  # what was read, with its numbers; for an unknown, why it is
-    fix: str = ""  # a command, or what to change; "" where there is nothing to do
+    state: str
+    text: str
+    fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """By name; no fix is null."""

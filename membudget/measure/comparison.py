@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from membudget.budgets.tolerance import Tolerance
-from membudget.measure.status import Status
 
 
-class Unit(StrEnum):
-    """What a line's figures are."""
+class Row(NamedTuple):
+    """One line of a budget's worksheet.
 
-    BYTES = "bytes"
-    COUNT = "count"
-    WORD = "word"
+    name: ``weights``, ``kv_growth``, ``break[0].outcome``.  group: the measurement it belongs to.
+    predicted: bytes, a count or a word, written before anything ran; None where nothing predicts it.
+    measured: the same; None where it was not measured.  unit: ``bytes``, ``count`` or ``word``.
+    allowed: by how much they may differ; None: the line is recorded, not judged.
+    holds: None where it was not judged.  why: where the prediction comes from.
+    note: what the measurement itself says: a suspect by name, why it is missing.
+    samples: what the measured figure was made from, one object each: sizes at some tokens, steps or users.
+    """
 
-
-class Verdict(StrEnum):
-    """How a line ended."""
-
-    OK = "ok"
-    OVER = "over"  # more was measured than is allowed
-    UNDER = "under"
-    DIFFERS = "differs"  # another word, or a figure where none can be subtracted
-    RECORDED = "recorded"  # measured, with nothing to judge it by
-    NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a budget's worksheet."""
-
-    name: str  # weights, kv_growth, break[0].outcome
-    group: str  # the measurement it belongs to
-    predicted: Any  # bytes, a count or a word, written before anything ran; None where nothing predicts it
-    measured: Any = None  # the same; None where it was not measured
-    unit: Unit = Unit.BYTES
-    allowed: Tolerance | None = None  # by how much they may differ; None: the line is recorded, not judged
-    holds: bool | None = None  # None where it was not judged
-    why: str = ""  # where the prediction comes from
-    note: str = ""  # what the measurement itself says: a suspect by name, why it is missing
-    # what the measured figure was made from, one object each: sizes at some tokens, steps or users
+    name: str
+    group: str
+    predicted: Any
+    measured: Any = None
+    unit: str = "bytes"
+    allowed: Tolerance | None = None
+    holds: bool | None = None
+    why: str = ""
+    note: str = ""
     samples: tuple[dict[str, int | None], ...] = ()
 
     @property
@@ -54,47 +38,47 @@ class Row:
         return None
 
     @property
-    def verdict(self) -> Verdict:
-        """How the line ended."""
+    def verdict(self) -> str:
+        """``ok``, ``over``, ``under``, ``differs``, ``recorded`` or ``not measured``."""
         if self.measured is None:
-            return Verdict.NOT_MEASURED
+            return "not measured"
         if self.holds is None:
-            return Verdict.RECORDED
+            return "recorded"
         if self.holds:
-            return Verdict.OK
+            return "ok"
         off = self.off
         if self.allowed is not None and self.allowed.kind == "below":
-            return Verdict.OVER
-        if off is None or self.unit == Unit.WORD:
-            return Verdict.DIFFERS
-        return Verdict.OVER if off > 0 else Verdict.UNDER
+            return "over"
+        return "differs" if off is None or self.unit == "word" else "over" if off > 0 else "under"
 
     def as_json(self) -> dict[str, Any]:
         """The line as a record keeps it."""
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        if not self.samples:
-            del found["samples"]
         return {
-            **found,
+            **{name: value for name, value in self._asdict().items() if name != "samples" or value},
             "allowed": None if self.allowed is None else str(self.allowed),
             "off": self.off,
             "verdict": self.verdict,
         }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A measured budget."""
+class Comparison(NamedTuple):
+    """A measured budget.
 
-    budget: str  # its id
+    status: how the measurement ended (`membudget.measure.guard.Outcome`), ``done`` when every process was.
+    why: the sentence for people when it was not.  detail: last stage, readings and stderr of what broke.
+    versions: of what was running.  readings: the machine's figures by stage.
+    seconds: how long it took.  lowest: the least memory that was available meanwhile.
+    """
+
+    budget: str
     rows: tuple[Row, ...]
-    status: Status = Status.DONE  # of the first process that was not done, if any
-    why: str = ""  # in words, where it was not done
-    detail: str = ""  # last stage, readings and stderr of what broke
-    versions: Mapping[str, str] = field(default_factory=dict)  # of what was running
-    readings: tuple[dict[str, Any], ...] = ()  # the machine's figures by stage
+    status: str = "done"
+    why: str = ""
+    detail: str = ""
+    versions: dict[str, str] = {}  # noqa: RUF012
+    readings: tuple[dict[str, Any], ...] = ()
     seconds: float = 0.0
-    lowest: int | None = None  # the least memory that was available meanwhile, bytes
+    lowest: int | None = None
 
     def of(self, *groups: str) -> list[Row]:
         """The lines of some measurements."""
@@ -107,11 +91,11 @@ class Comparison:
 
 
 def judged(row: Row, measured: Any, note: str = "") -> Row:
-    """The line with what was measured, and whether that is within what it allows."""
+    """The line with what was measured, held against what it allows."""
     holds: bool | None = None
     if row.allowed is not None and measured is not None:
-        if row.unit == Unit.WORD:
+        if row.unit == "word":
             holds = measured == row.predicted
         elif row.predicted is not None or row.allowed.kind == "below":
             holds = row.allowed.allows(row.predicted or 0, measured)
-    return replace(row, measured=measured, holds=holds, note=note or row.note)
+    return row._replace(measured=measured, holds=holds, note=note or row.note)

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from membudget.host.sources import snap
+from membudget.host.readings import snap
 
 _PR_SET_PDEATHSIG = 1
 

@@ -80,8 +80,7 @@ def answer(args: Arguments, ask: Callable[[str], int], versions: list[str] | Non
 
 
 def _budgets(args: Arguments) -> list[Budget]:
-    from membudget.budgets.file import Sources
-    from membudget.planning.load import load
+    from membudget.budgets.file import Sources, load
 
     return [budget for file in load(args.budgets or ["budgets"], Sources()) for budget in file.budgets]
 

@@ -5,16 +5,22 @@ Exit code 0: the arithmetic agrees in every case; 1: it differs; 3: no vLLM to a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
-from membudget.data.defaults import MAX_CTX
+from membudget.engines.vllm.admission import Users, users
 from membudget.engines.vllm.oracle.asking import ENV, OracleAnswer, OracleError, OracleRow, ask, find_python
-from membudget.engines.vllm.pool.plan import PoolError, PoolRequest, plan_pool
+from membudget.engines.vllm.pool.plan import Pool, PoolError, PoolRequest, plan_pool
+from membudget.engines.vllm.versions import rules
+from membudget.errors import MembudgetError
 from membudget.model import Model
+from membudget.planning.ledger import MAX_CTX
 from membudget.text.sanitize import shown
 
-DEFAULT_LENGTH, DEFAULT_BATCHED, DEFAULT_AVAILABLE = "8192", "8192", "60 GiB"
+DEFAULT_LENGTH, DEFAULT_BATCHED, DEFAULT_AVAILABLE, DEFAULT_SEQS = "8192", "8192", "60 GiB", "256"
 
 
 def options(parser: Declares) -> None:
@@ -29,6 +35,8 @@ def options(parser: Declares) -> None:
     add("--tp", metavar="N", default="1", help="tensor-parallel size; default: 1")
     add("--pp", metavar="N", default="1", help="pipeline-parallel size; default: 1")
     add("--platform", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    add("--users", action="store_true", help="run its scheduler: how many requests of --max-model-len decode at once")
+    add("--max-num-seqs", metavar="N", default=DEFAULT_SEQS, help=f"with --users; default: {DEFAULT_SEQS}")
     add("--timeout", metavar="SECONDS", default="900", help="default: 900")
 
 
@@ -38,7 +46,7 @@ def run(args: Arguments) -> Result:
     steps = [context("--max-num-batched-tokens", t, MAX_CTX) for t in args.max_num_batched_tokens or [DEFAULT_BATCHED]]
     tp, pp = count("--tp", args.tp, 4096), count("--pp", args.pp, 4096)
     available = size("--available-kv", args.available_kv)
-    timeout = count("--timeout", args.timeout, 10**6)
+    timeout, seqs = count("--timeout", args.timeout, 10**6), count("--max-num-seqs", args.max_num_seqs, 10**5)
     model, found = find_model(args)
     if found.config is None:
         raise InputError(f"{shown(args.model)}: vLLM is asked with a config.json, and there is none")
@@ -56,6 +64,7 @@ def run(args: Arguments) -> Result:
             platform=args.platform,
             tp=tp,
             pp=pp,
+            users=[{"max_num_seqs": seqs}] if args.users else (),
             timeout=timeout,
         )
     except OracleError as error:
@@ -86,7 +95,29 @@ def _differences(
         )
     except PoolError as error:
         return [f"the arithmetic has no answer: {error}"]
-    return row.differences(pool)
+    out = row.differences(pool)
+    for asked in row.users:
+        try:
+            ours = _ours(pool, asked, answer, pp)
+        except MembudgetError as error:
+            out.append(f"users: the arithmetic has no answer: {error}")
+            continue
+        if ours.users != asked["users"]:
+            out.append(f"users: vLLM's {asked['scheduler']} {asked['users']:,}, arithmetic {ours.users:,}")
+    return out
+
+
+def _ours(pool: Pool, asked: Mapping[str, Any], answer: OracleAnswer, pp: int) -> Users:
+    """Our answer to what the scheduler was asked."""
+    return users(
+        pool,
+        asked["ctx"],
+        rules=rules(answer.version),
+        max_num_seqs=asked["max_num_seqs"],
+        max_num_batched_tokens=asked["max_num_batched_tokens"],
+        async_scheduling=asked["async_scheduling"],
+        pp=pp,
+    )
 
 
 def _text(answer: OracleAnswer, differ: list[list[str]]) -> str:

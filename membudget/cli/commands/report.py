@@ -54,20 +54,18 @@ def _holds_budgets(path: str) -> bool:
 
 
 def _of_budgets(args: Arguments) -> Story:
-    from membudget.budgets.file import Sources
-    from membudget.planning.check import check
-    from membudget.planning.load import load
+    from membudget.budgets.file import Sources, load
+    from membudget.planning.check import judge
     from membudget.report.story import of_verdicts
 
     files = load([args.run], Sources(args.machines or ()))
     problems = [str(problem) for file in files for problem in file.problems]
-    return of_verdicts((check(budget) for file in files for budget in file.budgets), problems)
+    return of_verdicts((judge(budget) for file in files for budget in file.budgets), problems)
 
 
 def _of_run(args: Arguments) -> Story:
     from membudget.history import read, read_folder, runs_folder, select
-    from membudget.host.detect import find_machine
-    from membudget.machines import UnknownMachine
+    from membudget.machines import UnknownMachine, get
     from membudget.report.story import of_record
 
     ref = args.run
@@ -81,7 +79,7 @@ def _of_run(args: Arguments) -> Story:
 
     def capacity(name: str) -> int | None:
         try:
-            return find_machine(name, args.machines or ()).memory
+            return get(name, args.machines or ()).memory
         except UnknownMachine:
             return None
 

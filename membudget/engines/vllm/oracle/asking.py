@@ -39,6 +39,7 @@ class OracleRow(NamedTuple):
     """One answered case, in vLLM's own figures; None where this version does not tell.
 
     error: its refusal in its words.  groups and layers: one dictionary each, as vLLM describes them.
+    users: what its scheduler ran, one dictionary a question (`_child/scheduler.py` answers).
     """
 
     kv_cache_dtype: str
@@ -56,12 +57,13 @@ class OracleRow(NamedTuple):
     encoder_tokens: int | None
     groups: tuple[Mapping[str, Any], ...]
     layers: tuple[Mapping[str, Any], ...]
+    users: tuple[Mapping[str, Any], ...]
     error: str | None
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, keys as in `Pool.as_json` where they mean the same."""
         out = self._asdict()
-        out["groups"], out["layers"] = list(self.groups), list(self.layers)
+        out["groups"], out["layers"], out["users"] = list(self.groups), list(self.layers), list(self.users)
         return out
 
     def differences(self, pool: Pool) -> list[str]:
@@ -110,6 +112,7 @@ class OracleAnswer(NamedTuple):
                 head + f"{row.block_size or 0:>6,} {row.num_blocks or 0:>10,} {row.tokens or 0:>12,} "
                 f"{row.max_concurrency or 0:>11.2f}x"
             )
+            out += [f"{each['users']:,} users of {each['ctx']:,} tokens ({each['scheduler']})" for each in row.users]
         return out
 
 
@@ -161,19 +164,19 @@ def ask(
     tp: int = 1,
     pp: int = 1,
     engine: Mapping[str, Any] | None = None,
+    users: Sequence[Mapping[str, Any]] = (),
     python_path: str | None = None,
     timeout: float = 900,
 ) -> OracleAnswer:
     """Ask every pair of `kv_cache_dtypes` and `cases` ({max_model_len, max_num_batched_tokens}).
 
     available: bytes for the pool, one number or one a pipeline stage.  engine: more vLLM engine arguments.
+    users: questions of the scheduler in every case (`_child/scheduler.py` answers).
     python_path: put before the interpreter's own packages (an unpacked wheel).
     Raises `OracleError` when vLLM cannot be asked at all; a case it refuses is a row with `error`.
     """
-    import subprocess
-    import tempfile
-
     job: dict[str, Any] = {
+        "config": config,
         "platform": platform,
         "capability": list(capability),
         "available": available if isinstance(available, int) else list(available),
@@ -182,18 +185,45 @@ def ask(
         "engine": dict(engine or {}),
         "kv_cache_dtypes": list(kv_cache_dtypes),
         "cases": [dict(case) for case in cases],
+        "users": [dict(each) for each in users],
     }
+    answer = _run(python, [job], python_path, timeout)[0]
+    if isinstance(answer, OracleError):
+        raise answer
+    return answer
+
+
+def ask_many(
+    python: str, jobs: Sequence[Mapping[str, Any]], *, python_path: str | None = None, timeout: float = 3600
+) -> list[OracleAnswer | OracleError]:
+    """Ask about several models with one import of vLLM, each in a fork of it.
+
+    jobs: as `_child/child.py` takes them, with ``config`` for ``model``; all of one platform.
+    An `OracleError` stands where a job failed; it is raised where none could be asked.
+    """
+    return _run(python, jobs, python_path, timeout)
+
+
+def _run(
+    python: str, jobs: Sequence[Mapping[str, Any]], python_path: str | None, timeout: float
+) -> list[OracleAnswer | OracleError]:
+    import subprocess
+    import tempfile
+
     script = os.path.join(os.path.dirname(__file__), "_child", "child.py")
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     environment.pop("PYTHONPATH", None)
     if python_path:
         environment["PYTHONPATH"] = python_path
     with tempfile.TemporaryDirectory(prefix="membudget-oracle-") as folder:
-        job["model"] = os.path.join(folder, "model")
-        os.mkdir(job["model"])
-        _write(os.path.join(job["model"], "config.json"), text_only(config))
+        asked = []
+        for i, job in enumerate(jobs):
+            model = os.path.join(folder, str(i), "model")
+            os.makedirs(model)
+            _write(os.path.join(model, "config.json"), text_only(job["config"]))
+            asked.append({**{key: value for key, value in job.items() if key != "config"}, "model": model})
         question, answer = os.path.join(folder, "job.json"), os.path.join(folder, "answer.json")
-        _write(question, job)
+        _write(question, asked if len(asked) > 1 else asked[0])
         try:
             done = subprocess.run(
                 [python, script, question, answer],
@@ -211,10 +241,18 @@ def ask(
         if done.returncode or not os.path.exists(answer):
             raise OracleError(f"{python}: ended with {done.returncode}\n{_tail(done.stdout)}")
         with open(answer, encoding="utf-8") as file:
-            return _answer(json.load(file))
+            raw = json.load(file)
+        return [_answer_or_error(each) for each in (raw if isinstance(raw, list) else [raw])]
 
 
-def _write(path: str, content: Mapping[str, Any]) -> None:
+def _answer_or_error(raw: dict[str, Any]) -> OracleAnswer | OracleError:
+    try:
+        return _answer(raw)
+    except OracleError as error:
+        return error
+
+
+def _write(path: str, content: Any) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file)
 
@@ -225,6 +263,8 @@ def _tail(output: bytes | str | None, lines: int = 20) -> str:
 
 
 def _answer(raw: dict[str, Any]) -> OracleAnswer:
+    if raw.get("died"):
+        raise OracleError(f"vLLM {raw['version']}: the process that was asked about this model ended: {raw['died']}")
     failed = [row["failed"] for row in raw["rows"] if row.get("failed")]
     if failed and len(failed) == len(raw["rows"]):
         trace = raw["rows"][0].get("trace", "")
@@ -255,5 +295,6 @@ def _row(raw: dict[str, Any]) -> OracleRow:
         encoder_tokens=raw.get("max_num_encoder_input_tokens"),
         groups=tuple(raw.get("groups", ())),
         layers=tuple(raw.get("layers", ())),
+        users=tuple(raw.get("users", ())),
         error=raw.get("error") or raw.get("failed"),
     )

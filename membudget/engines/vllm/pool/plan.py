@@ -76,7 +76,7 @@ def _plan(q: PoolRequest) -> Pool:
         groups = tuple(map(Group, packed.pack(buckets))) if packs else group(buckets, r, hybrid, why)
     except GroupError as error:
         raise PoolError(f"{q.model.name}: {error}") from None
-    return _carve(q, r, groups, buckets, stages, available, length, need, built.block, kv_dtype, why)
+    return _carve(q, r, groups, buckets, stages, available, length, need, built.block, built.mamba_mode, kv_dtype, why)
 
 
 def _check(q: PoolRequest) -> None:
@@ -194,6 +194,7 @@ def _carve(
     length: int,
     need: Need,
     block: int,
+    mode: str,
     kv_dtype: str,
     why: list[str],
 ) -> Pool:
@@ -256,6 +257,8 @@ def _carve(
                 each.spec.window,
                 demand.of_group(each, length),
                 each.mixed,
+                each.spec.fixed,
+                mode if each.spec.kind == "mamba" else "",
             )
             for each in groups
         ),

@@ -67,6 +67,7 @@ class PoolGroup(NamedTuple):
     kind: full, mla, sliding, chunked, mamba, cross.  layers: how many.  block_size: tokens a block.
     page_size: bytes a block of one layer (of all layers, where `mixed`).  window: tokens, or 0.
     blocks_per_request: what one request at max_model_len may hold.
+    fixed: blocks of a request that do not depend on its length, or 0.  mode: mamba_cache_mode, of states.
     """
 
     kind: str
@@ -76,6 +77,8 @@ class PoolGroup(NamedTuple):
     window: int
     blocks_per_request: int
     mixed: bool
+    fixed: int = 0
+    mode: str = ""
 
 
 class Pool(NamedTuple):

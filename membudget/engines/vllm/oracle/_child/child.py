@@ -10,6 +10,7 @@ Runs in the asked vLLM's environment, imports nothing of membudget.  The job:
     tp, pp         parallel sizes
     engine         more vllm EngineArgs
     kv_cache_dtypes, cases [{max_model_len, max_num_batched_tokens}]: every pair is asked
+    users          questions of the scheduler, asked in every case (scheduler.answers)
 
 The answer holds one entry a pair, and what is common to them.
 """
@@ -31,6 +32,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import fake_cuda
+import scheduler as scheduling
 import torch
 
 
@@ -245,8 +247,10 @@ class Printed:
         return log
 
 
-def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dict[str, Any]:
-    """One case: groups, blocks, tokens, concurrency, or the refusal in vLLM's words."""
+def carve(
+    config: Any, specs: list[dict[str, Any]], available: list[int], users: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One case: groups, blocks, tokens, concurrency, users, or the refusal in vLLM's words."""
     import copy
 
     from vllm.v1.core import kv_cache_utils as utils
@@ -284,6 +288,10 @@ def carve(config: Any, specs: list[dict[str, Any]], available: list[int]) -> dic
             takes = len(inspect.signature(utils._pool_bytes_per_block).parameters)
             arguments = [config, pool.kv_cache_groups][2 - takes :]
             out["bytes_per_block"] = utils._pool_bytes_per_block(*arguments)
+        if users:
+            if hasattr(utils, "generate_scheduler_kv_cache_config") and hasattr(utils, "get_kv_cache_configs"):
+                pool = utils.generate_scheduler_kv_cache_config(pools)
+            out["users"] = scheduling.answers(config, pool, users)
     return out
 
 
@@ -294,10 +302,11 @@ def follows_length(config: Any, case: dict[str, Any]) -> bool:
     return bool(block == length and case.get("max_model_len", length) != length)
 
 
-def main(job: dict[str, Any]) -> dict[str, Any]:
-    started = time.time()
-    item = torch.Tensor.item
-    torch.Tensor.item = lambda self: 0.0 if self.is_meta else item(self)  # type: ignore[assignment, method-assign]
+PREPARED: list[bool] = []
+
+
+def prepare(job: dict[str, Any]) -> None:
+    """The device that vLLM is told it has, before anything of it is imported."""
     if job.get("platform") == "cuda":
         fake_cuda.install(
             tuple(job.get("capability", (9, 0))),
@@ -306,6 +315,15 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         )
     else:
         stub_cpu_ops()
+    PREPARED.append(True)
+
+
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    started = time.time()
+    item = torch.Tensor.item
+    torch.Tensor.item = lambda self: 0.0 if self.is_meta else item(self)  # type: ignore[assignment, method-assign]
+    if not PREPARED:
+        prepare(job)
     import vllm
     from vllm.platforms import current_platform
 
@@ -347,8 +365,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
                 config.model_config.max_model_len = case.get("max_model_len", config.model_config.max_model_len)
                 if case.get("max_num_batched_tokens"):
                     scheduler.max_num_batched_tokens = case["max_num_batched_tokens"]
+                    if getattr(scheduler, "max_num_scheduled_tokens", None) is not None:
+                        scheduler.max_num_scheduled_tokens = case["max_num_batched_tokens"]
                 with set_current_vllm_config(config):
-                    row.update(carve(config, specs, available))
+                    row.update(carve(config, specs, available, job.get("users", [])))
                 row.update(
                     max_model_len=config.model_config.max_model_len,
                     max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -376,10 +396,38 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def main_of_many(jobs: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """Every job in a process of its own, forked from one that has imported vLLM; a job that fails has `died`."""
+    prepare(jobs[0])
+    import vllm
+    import vllm.engine.arg_utils
+
+    answers: list[dict[str, Any]] = []
+    for i, job in enumerate(jobs):
+        path = os.path.join(folder, f"answer-{i}.json")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(main(job), file)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        if status:
+            answers.append({"version": vllm.__version__, "died": status, "rows": []})
+            continue
+        with open(path, encoding="utf-8") as file:
+            answers.append(json.load(file))
+    return answers
+
+
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
         asked = json.load(file)
-    result = main(asked)
+    result = main_of_many(asked, os.path.dirname(sys.argv[2])) if isinstance(asked, list) else main(asked)
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(result, file)
     sys.stdout.flush()

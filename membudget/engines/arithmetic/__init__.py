@@ -1,1 +1,0 @@
-"""Four buckets in all of the memory: nobody's rules."""
