@@ -5,6 +5,8 @@ What nightly does is in tools/matrix.py and docs/nightly.md.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nox
@@ -18,6 +20,20 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 def tests(session: nox.Session) -> None:
     """The arithmetic on every Python: no torch, no GPU."""
     session.install("-e", ".[test]", "-c", "constraints.txt")
+    session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """The lower bounds of pyproject.toml are true: the arithmetic with exactly those versions."""
+    session.install("-e", ".[test]", *lower_bounds("dependencies", "test"))
+    session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The newest of everything, as a new user gets it."""
+    session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[test]")
     session.run("pytest", "-m", "math or suite", "-n", "auto", *session.posargs)
 
 
@@ -47,7 +63,9 @@ def package(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Every engine version in an environment of its own, every tier that runs here, one record each."""
     session.install("-e", ".[test]", "-c", "constraints.txt")
-    session.run("python", "tools/matrix.py", *session.posargs)
+    # the torch that nox's own Python has is the one for this machine: environments become layers over it
+    base = ["--base", sys.executable] if find_spec("torch") and "--base" not in session.posargs else []
+    session.run("python", "tools/matrix.py", *base, *session.posargs)
 
 
 @nox.session
@@ -56,6 +74,16 @@ def mutants(session: nox.Session) -> None:
     session.install("-e", ".[test]", "mutmut>=3.8", "-c", "constraints.txt")
     session.run("mutmut", "run", *session.posargs)
     session.run("mutmut", "results")
+
+
+def lower_bounds(*groups: str) -> list[str]:
+    """``pytest==8.4`` for each ``pytest>=8.4`` of the dependencies and of these extras."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    listed = [
+        item for group in groups for item in (project["dependencies"] if group == "dependencies" else extras[group])
+    ]
+    return [item.replace(">=", "==") for item in listed if ">=" in item]
 
 
 def workflows() -> list[str]:

@@ -93,7 +93,7 @@ def main() -> int:
     from safetensors import safe_open
 
     from membudget.checkpoint import read_path
-    from membudget.checkpoint.safetensors_strict import parse_index
+    from membudget.checkpoint.safetensors_json import parse_index
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -4,10 +4,11 @@
 >>> ledger = membudget.plan("Qwen/Qwen3-8B", "dgx-spark", ctx=32_768, users=8)
 >>> ledger.sums["weights"], ledger.sums["kv_cache"]  # bytes
 (16381470720, 38654705664)
->>> ledger.fits, ledger.broken_by
+>>> ledger.fits, ledger.limiting_bucket
 (True, None)
 
-`Ledger` has every line with its formula, `verdict` in a sentence, `changes` that would make it fit, and `as_json()`.
+`Ledger` has every line with its formula, `verdict` in a sentence, `suggestions` of what would make it fit, and
+`as_json()`.
 `load_budgets(["budgets"])` reads budget files; `predict(budget)` is the ledger of one.  In a test, ask for the pytest
 fixture `budget`.  Nothing is imported before its name is used.
 """
@@ -43,7 +44,7 @@ _PLACES = {
     "MembudgetError": ("errors", "MembudgetError"),
     "Model": ("model", "Model"),
     "build": ("model", "build"),
-    "load_budgets": ("budgets.file", "load"),
+    "load_budgets": ("planning.load", "load"),
     "plan": ("api", "plan"),
     "predict": ("planning.ledger", "predict"),
 }
@@ -51,11 +52,11 @@ _PLACES = {
 if TYPE_CHECKING:
     from membudget.api import plan
     from membudget.budgets.budget import Budget
-    from membudget.budgets.file import load as load_budgets
     from membudget.errors import MembudgetError
     from membudget.machines import Machine
     from membudget.model import ConfigError, Model, build
     from membudget.planning.ledger import Ledger, Line, predict
+    from membudget.planning.load import load as load_budgets
 else:
 
     def __getattr__(name: str) -> object:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from membudget.budgets.budget import ENGINES, engine_of, unfiled
+from membudget.budgets.budget import unfiled
+from membudget.budgets.settings import DEFAULT_ENGINE, settings_of
 from membudget.cli.commands.common import InputError, choose_cache, choose_format
-from membudget.machines import counted, get
-from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.data.defaults import MAX_CTX, MAX_USERS
+from membudget.host.detect import find_machine
+from membudget.machines import counted
+from membudget.planning.ledger import Ledger, predict
 
 
 def plan(
@@ -16,7 +19,7 @@ def plan(
     users: int = 1,
     format: str | None = None,
     kv_cache_dtype: str = "auto",
-    engine: str = "vllm",
+    engine: str = DEFAULT_ENGINE,
     offline: bool | None = None,
 ) -> Ledger:
     """Predict what `users` sequences of `ctx` tokens take on a machine; all sizes of the answer are in bytes.
@@ -24,7 +27,7 @@ def plan(
     model: a hub id, folder, config.json, .gguf or .safetensors file.
     machine: as `membudget machines` lists them, or several: ``2x dgx-spark``.
     format: as `membudget formats` lists them; None for the one that the files or their config declare.
-    kv_cache_dtype: as vLLM spells it.  engine: vllm, transformers or llama_cpp.
+    kv_cache_dtype: as vLLM spells it.  engine: vllm, transformers, llama_cpp or arithmetic.
     offline: never ask the hub; None asks unless HF_HUB_OFFLINE is set.
     Raises `ValueError` that says what was wrong and what is allowed, `membudget.ConfigError` (one of them) for a
     model that is not found or not known.
@@ -36,15 +39,13 @@ def plan(
     for name, value, most in (("ctx", ctx, MAX_CTX), ("users", users, MAX_USERS)):
         if type(value) is not int or not 1 <= value <= most:
             raise InputError(f"{name} is {value!r}; allowed is a whole number from 1 to {most:,}")
-    if engine not in ENGINES:
-        raise InputError(f"engine is {shown(engine)}; allowed are {', '.join(ENGINES)}")
     many, name = counted(machine)
-    box = get(name)
-    settings = engine_of(engine)
+    box = find_machine(name)
+    settings = settings_of(engine)
     found = locate(model, offline=offline)
     if found.config is None:
         raise InputError(f"{shown(model)}: only weights lie there; put the model's config.json beside them")
     built = build(found.config, found.repo or model)
     form = choose_format(format, built, found)
-    cache = choose_cache(kv_cache_dtype, form, built, found, engine)
+    cache = choose_cache(kv_cache_dtype, form, built, found, settings.name)
     return predict(unfiled(built, form, cache, ctx, users, box, settings, many))

@@ -8,6 +8,8 @@ always by their exact name, and never guessed: ``8G``, ``8 gb`` and a bare
 
 from __future__ import annotations
 
+import re
+
 from membudget.errors import MembudgetError
 
 DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -90,7 +92,6 @@ def _split(text: str | int, what: str, examples: str) -> tuple[str, str, str]:
     number = text.strip().rstrip(_LETTERS)
     if _digits(number):  # the common case; `re` takes longer to load than a plan takes
         return _no_octal(text, number), "", text.strip()[len(number) :]
-    import re
 
     match = re.fullmatch(_NUMBER, text.strip())
     if match is None or not re.fullmatch(_GROUPED, match[1]):

@@ -18,8 +18,9 @@ import pytest
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, load
+from membudget.data.defaults import SPARK_GPU
 from membudget.host.detect import DetectError, detect
-from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
+from membudget.machines import THIS_MACHINE, Machine
 from membudget.measure.comparison import Comparison, Row
 from membudget.measure.plan import CannotMeasure, Plan, plan
 from membudget.measure.progress import Progress

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ ANSWER = b'{"usage": {"completion_tokens": 4}}'
 
 def served(command: list[str]) -> Comparison:
     """The rehearsal with another command in the server's place."""
-    made = serving(rehearsal(), "python")._replace(command=tuple(command))
+    made = replace(serving(rehearsal(), "python"), command=tuple(command))
     return serve(made, lock_file=f"/tmp/membudget.served.{os.getpid()}", available=lambda: 2**40)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_wrong_pool_is_red(request: pytest.FixtureRequest) -> None:
 @pytest.mark.math
 def test_a_server_that_dies_is_red() -> None:
     """A server that ends at once is a crash with its exit code, not a pass without figures."""
-    made = serving(rehearsal(), "python")._replace(command=("false",))
+    made = replace(serving(rehearsal(), "python"), command=("false",))
     comparison = serve(made, lock_file=f"/tmp/membudget.served.{os.getpid()}", available=lambda: 2**40)
     assert comparison.status == "crashed"
     assert "ended with 1" in comparison.why
@@ -130,7 +131,7 @@ def test_a_server_that_dies_is_red() -> None:
 @pytest.mark.math
 def test_nothing_starts_without_room() -> None:
     """Where the claim and the reserve exceed what is available nothing is started, and both numbers are said."""
-    made = serving(rehearsal(), "python")._replace(command=("false",))
+    made = replace(serving(rehearsal(), "python"), command=("false",))
     comparison = serve(made, lock_file=f"/tmp/membudget.served.{os.getpid()}", available=lambda: 2**30)
     assert comparison.status == "refused"
     assert "1.00 GiB is available" in comparison.why

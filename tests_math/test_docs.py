@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from membudget.cli.main import COMMANDS, parser_of
+from membudget.cli.commands.registry import COMMANDS, parser_of
 
 pytestmark = pytest.mark.suite
 ROOT = Path(__file__).parents[1]

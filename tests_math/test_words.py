@@ -32,7 +32,7 @@ TO_EDIT: frozenset[str] = frozenset(
         "membudget/checkpoint/gguf_file.py",
         "membudget/checkpoint/reading.py",
         "membudget/checkpoint/safetensors_file.py",
-        "membudget/checkpoint/safetensors_strict.py",
+        "membudget/checkpoint/safetensors_json.py",
         "membudget/cli/commands/bisect.py",
         "membudget/cli/commands/common.py",
         "membudget/cli/commands/count.py",

@@ -59,7 +59,7 @@ expect:
 
 ```text
 pytest -m math                                  all budgets in budgets/
-pytest -m math --budgets=team/budgets           those of another folder and its subfolders (write the =)
+pytest -m math --membudget-budgets=team/budgets those of another folder and its subfolders (write the =)
 pytest -m math -k qwen3-8b-bf16.dgx-spark       one of them
 membudget check budgets/                        the same arithmetic without pytest
 ```
@@ -73,7 +73,7 @@ In a project of your own, with membudget installed, the test ships with the pack
 
 ```text
 pytest --pyargs membudget.tests                 all budgets in budgets/, without a test file
-pytest --pyargs membudget.tests --budgets=team/budgets
+pytest --pyargs membudget.tests --membudget-budgets=team/budgets
 ```
 
 Any test of yours that asks for the fixture `budget` runs once for every budget:

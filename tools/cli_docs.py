@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from membudget.cli.main import COMMANDS, available, parser_of
+from membudget.cli.commands.registry import COMMANDS, available, parser_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
@@ -68,12 +68,18 @@ KEYS: dict[str, dict[str, str]] = {
         "model_max_ctx": "the model's max_position_embeddings; null where it says none",
         "kv_per_token, kv_per_token_at_ctx, kv_per_request": "of one sequence: its first token, one more, all; of "
         "llama_cpp one cell, one more, a slot",
-        "broken_by, changes": "the bucket that broke it, or gpu_memory_utilization; what would make it fit (`text`, "
-        "`frees`, the new values)",
+        "limiting_bucket": "what is short first: a bucket, gpu_memory_utilization, or `start`; null where it fits",
+        "suggestions": "what would make it fit (`text`, `frees`, the new values)",
+        "broken_by, changes": "the names that `limiting_bucket` and `suggestions` had before; they go with 0.2",
+        "starts, refusals": "whether the engine starts; each reason why not: `code`, `text`, `would_start`",
+        "concurrency": "what vLLM prints: a worst case reserved at the start, of a request of `ctx` tokens; null "
+        "for other engines",
+        "command": "what to type to get this; empty where nothing is known",
         "verdict": "the same in one sentence",
         "decode_upper_bound": "`bytes_read`, `bandwidth`, `step_seconds`, `tokens_per_second_per_user`; null where the "
         "bandwidth is unknown",
-        "lines": "every part: `bucket`, `part`, `bytes`, `why` (the formula with its numbers)",
+        "lines": "every part: `bucket`, `part`, `bytes`, `why` (the formula with its numbers); `low`, `high`, `source` "
+        "where there is a range",
         "notes": "defaults and assumptions, in words",
         "plans": "with several machines: `model`, `fits` and one such object for each",
     },

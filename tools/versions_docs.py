@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from membudget.history import Record, compare, read_folder  # noqa: E402
-from membudget.history.drift import Move, version_key  # noqa: E402
+from membudget.history.drift import Move  # noqa: E402
 from membudget.history.text import amount, headline  # noqa: E402
+from membudget.history.versions import version_key  # noqa: E402
 
 PAGE = ROOT / "docs" / "versions.md"
 RUNS = ROOT / "fixtures" / "history"

@@ -6,62 +6,15 @@ makes it from options.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from membudget.budgets.settings import Settings, kind_of, parallel_sizes
+from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
 from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.units import GIB, MIB
-
-#: Tokens that one prefill step takes at most, unless the budget says otherwise.
-DEFAULT_BATCHED_TOKENS = 8192
-
-
-class EngineKind(NamedTuple):
-    """What an engine is by itself.
-
-    batched_tokens: of one prefill step unless told otherwise.  kv: its name in `membudget.formats.kv`, None where
-    a cache takes any dtype.  small_cache: the 8-bit KV cache it has, "" for none.
-    smaller: weight formats to suggest, from the least compressed on; GGUF files are llama.cpp's.
-    smallest: those below 4 bits, where nothing else helps.
-    """
-
-    batched_tokens: int
-    kv: str | None
-    small_cache: str
-    smaller: tuple[str, ...]
-    smallest: tuple[str, ...]
-
-
-_SMALLEST_GGUF = ("q3_k_m", "q2_k", "iq2_xxs", "iq1_s")
-#: Those among the suggested formats that llama.cpp reads and the other engines do not.
-GGUF = ("q8_0", "q4_k_m", *_SMALLEST_GGUF)
-ENGINES = {
-    "vllm": EngineKind(DEFAULT_BATCHED_TOKENS, "vllm", "fp8", ("fp8", "awq", "q4_k_m"), _SMALLEST_GGUF),
-    # a plain forward takes every prompt at once, whatever the step
-    "transformers": EngineKind(DEFAULT_BATCHED_TOKENS, None, "", ("fp8", "awq"), ()),
-    "llama_cpp": EngineKind(512, "llama.cpp", "q8_0", ("q8_0", "q4_k_m"), _SMALLEST_GGUF),
-}
-#: Overhead beside the operating system until it is measured: 1.5 GiB in all.
-DEFAULT_OVERHEAD = {"cuda_context": 512 * MIB, "allocator": 512 * MIB, "cuda_graphs": 512 * MIB}
-
-
-class Engine(NamedTuple):
-    """How the model is run, as far as it moves bytes.
-
-    name: vllm, transformers or llama_cpp.
-    max_num_batched_tokens: the prefill chunk.  attention: sdpa or eager.
-    logits: last or every.  gpu_memory_utilization: the part of the machine's memory
-    that the engine may claim (vLLM), None for all.  options: everything else, by its own name.
-    """
-
-    name: str = "vllm"
-    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
-    attention: str = "sdpa"
-    logits: str = "last"
-    gpu_memory_utilization: float | None = None
-    options: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple default, never written to)
 
 
 class Budget(NamedTuple):
@@ -81,7 +34,7 @@ class Budget(NamedTuple):
     ctx: int
     users: int
     machine: Machine
-    engine: Engine = Engine()
+    engine: Settings = Settings()
     overhead: dict[str, int] = DEFAULT_OVERHEAD
     os_reserve: int | None = None
     convention: str = "reported"
@@ -103,32 +56,37 @@ class Budget(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """One machine's memory by the chosen convention."""
+        """One machine's memory by the chosen convention, in bytes."""
         return self.machine.capacity(self.convention)
 
     @property
     def os_bytes(self) -> int:
-        """What is left to the operating system."""
+        """Bytes that are left to the operating system."""
         return self.machine.os_reserve if self.os_reserve is None else self.os_reserve
 
+    @property
+    def settings(self) -> Settings:
+        """The engine's settings with what the budget says beside them: what an engine is asked with."""
+        return self.engine._replace(
+            kv_cache_dtype=self.kv_cache_dtype,
+            overhead=self.overhead,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+        )
 
-def engine_of(name: str, batched_tokens: int | None = None, **more: Any) -> Engine:
-    """An engine with its own prefill step where none is given.  `KeyError` for one that is not in `ENGINES`."""
-    kind = ENGINES[name]
-    return Engine(name, kind.batched_tokens if batched_tokens is None else batched_tokens, **more)
-
-
-def is_gguf(form: Format) -> bool:
-    """Whether weights are a GGUF mix, or lie in a GGUF file."""
-    kind = form.key[0] if isinstance(form.key, tuple) else ""
-    return kind == "gguf" or getattr(getattr(form, "checkpoint", None), "kind", "") == "gguf"
-
-
-def not_read(engine: str, form: Format) -> str | None:
-    """Why an engine cannot hold weights as they are stored; None where it can, or could in an older version."""
-    if engine == "transformers" and is_gguf(form):
-        return f"{form.name} is GGUF, which transformers unpacks into 16 bits when it loads: plan it as bf16"
-    return None
+    @property
+    def device(self) -> Machine:
+        """One machine as the budget counts it: its capacity by the convention, the budget's own os_reserve."""
+        machine = self.machine
+        if self.convention == "reported" and self.os_reserve is None:
+            return machine
+        nominal = self.convention != "reported"
+        return replace(
+            machine,
+            memory=self.capacity,
+            os_reserve=self.os_bytes,
+            cuda_total=None if nominal else machine.cuda_total,
+        )
 
 
 def unfiled_id(model: str, format: str, machine: str, machines: int) -> str:
@@ -143,12 +101,15 @@ def unfiled(
     ctx: int,
     users: int,
     machine: Machine,
-    engine: Engine,
+    engine: Settings,
     machines: int = 1,
     convention: str = "reported",
 ) -> Budget:
-    """A budget that is asked for without a file.  Raises `ValueError` as `parallel_sizes` does, and by `not_read`."""
-    if why := not_read(engine.name, form):
+    """A budget that is asked for without a file.
+
+    Raises `MembudgetError` as `parallel_sizes` does, and for weights that the engine cannot hold as they are.
+    """
+    if why := kind_of(engine.name).refuses(form):
         raise MembudgetError(why)
     tensor_parallel, pipeline_parallel = parallel_sizes(machines, engine)
     return Budget(
@@ -167,50 +128,4 @@ def unfiled(
     )
 
 
-def parallel_sizes(machines: int, engine: Engine) -> tuple[int, int]:
-    """(tensor, pipeline) parallel sizes on so many machines; the one that is not given makes up their product.
-
-    Neither given: all machines are tensor parallel.
-    Raises `ValueError` for an engine without such sizes, and for a product that is not the number of machines.
-    """
-    tp, pp = (engine.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
-    if machines > 1 and engine.name != "vllm":
-        raise MembudgetError(f"{machines:,} machines need `engine: {{vllm: ...}}`; {engine.name} is planned for one")
-    if tp is None and pp is None:
-        return machines, 1
-    if tp and pp:
-        if tp * pp == machines:
-            return tp, pp
-        ways = [f"pipeline_parallel_size {machines // tp:,} with tensor_parallel_size {tp:,}"] * (machines % tp == 0)
-        ways += [f"tensor_parallel_size {machines // pp:,} with pipeline_parallel_size {pp:,}"] * (machines % pp == 0)
-        raise MembudgetError(
-            f"tensor_parallel_size {tp:,} x pipeline_parallel_size {pp:,} make {tp * pp:,} ranks, and machine names "
-            f"{machines:,}; allowed: one rank for each machine, as `{tp * pp}x NAME`, "
-            f"or sizes whose product is {machines:,}{': ' * bool(ways)}{', or '.join(ways)}"
-        )
-    given, other, size = ("tensor", "pipeline", tp) if tp else ("pipeline", "tensor", pp or 1)
-    if machines % size:
-        sizes = [part for part in range(1, machines + 1) if machines % part == 0]
-        raise MembudgetError(
-            f"{given}_parallel_size {size:,} does not divide the {machines:,} that machine names; allowed: one rank "
-            f"for each machine, as `{size}x NAME`, or {given}_parallel_size {', '.join(map(str, sizes))} "
-            f"({other}_parallel_size is then {', '.join(str(machines // part) for part in sizes)})"
-        )
-    return (size, machines // size) if tp else (machines // size, size)
-
-
-__all__ = [
-    "DEFAULT_BATCHED_TOKENS",
-    "DEFAULT_OVERHEAD",
-    "ENGINES",
-    "GGUF",
-    "GIB",
-    "Budget",
-    "Engine",
-    "engine_of",
-    "is_gguf",
-    "not_read",
-    "parallel_sizes",
-    "unfiled",
-    "unfiled_id",
-]
+__all__ = ["Budget", "unfiled", "unfiled_id"]

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from membudget import formats, machines
-from membudget.budgets.budget import DEFAULT_OVERHEAD, ENGINES, Budget, Engine, engine_of, not_read, parallel_sizes
+from membudget.budgets.budget import Budget
 from membudget.budgets.fields import Reader
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
 from membudget.budgets.schema import read
-from membudget.checkpoint.stored_format import AsStored, checkpoint_of
+from membudget.budgets.settings import Settings, kind_of, parallel_sizes, settings_of
+from membudget.checkpoint.stored_format import AsStored
+from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
 from membudget.formats import Format, kv
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
+from membudget.sources.checkpoints import checkpoint_of
 from membudget.sources.locate import locate
 from membudget.text import yaml_strict
 from membudget.text.sanitize import printable
@@ -103,7 +107,7 @@ class Sources:
         found = self._machines.get(name)
         if found is None:
             try:
-                found = machines.get(name, self.machine_files)
+                found = find_machine(name, self.machine_files)
             except (ValueError, OSError) as error:
                 found = str(error)
             self._machines[name] = found
@@ -250,7 +254,7 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "machine": machine.name if many == 1 else f"{many}x-{machine.name}",
         }
         name = unique("-".join([stem, *(plain(named[field]) for field in vary)]), budgets)
-        own = ENGINES[engine.name].kv
+        own = kind_of(engine.name).kv
         kv_dtype = kv.auto(model.config, beside, form, own).name if dtype == "auto" else dtype
         budget = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
         budgets[name] = _laid_out(budget, many, reader)
@@ -258,32 +262,31 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
 
 
 def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
-    """The budget on so many machines; what vLLM would refuse is noted at the line of its size."""
+    """The budget on so many machines; sizes that are not theirs are noted at the line of the size.
+
+    Whether the engine takes the layout is asked when the budget is planned.
+    """
     where = reader.where
-    if why := not_read(budget.engine.name, budget.format):
+    if why := kind_of(budget.engine.name).refuses(budget.format):
         problem = Problem(reader.file, where.get("format", budget.line), "format", why)
         if problem not in reader.problems:
             reader.problems.append(problem)
-    fields = [f"engine.vllm.{kind}_parallel_size" for kind in ("tensor", "pipeline")]
+    fields = [f"engine.{budget.engine.name}.{kind}_parallel_size" for kind in ("tensor", "pipeline")]
     field = next((path for path in fields if path in where), "machine")
     try:
         tp, pp = parallel_sizes(many, budget.engine)
         budget = budget._replace(machines=many, tensor_parallel=tp, pipeline_parallel=pp)
-        if many > 1:
-            from membudget.engines.vllm.parallel.layouts import laid_out
-
-            laid_out(budget.model, budget.format, tp, pp)
-            if budget.breaks:
-                field = "break"
-                raise MembudgetError(f"breakages are provoked on one machine, and this budget names {many}")
-    except ValueError as error:
+        if many > 1 and budget.breaks:
+            field = "break"
+            raise MembudgetError(f"breakages are provoked on one machine, and this budget names {many}")
+    except MembudgetError as error:
         problem = Problem(reader.file, where.get(field, budget.line), field, str(error))
         if problem not in reader.problems:
             reader.problems.append(problem)
     return budget
 
 
-def _common(values: dict[str, Any], engine: Engine, file: str, where: dict[str, int]) -> dict[str, Any]:
+def _common(values: dict[str, Any], engine: Settings, file: str, where: dict[str, int]) -> dict[str, Any]:
     """What all budgets of a file share."""
     return {
         "engine": engine,
@@ -300,15 +303,15 @@ def _common(values: dict[str, Any], engine: Engine, file: str, where: dict[str, 
     }
 
 
-def _engine(given: dict[str, dict[str, Any]]) -> Engine:
+def _engine(given: dict[str, dict[str, Any]]) -> Settings:
     if not given:
-        return Engine()
+        return Settings()
     ((name, options),) = given.items()
     options = dict(options)
-    known = {key: options.pop(key) for key in Engine._fields if key in options and key not in ("name", "options")}
-    if name == "llama_cpp":
-        known["max_num_batched_tokens"] = options.pop("n_ubatch", None)
-    return engine_of(name, known.pop("max_num_batched_tokens", None), **known, options=options)
+    step = options.pop(kind_of(name).step, None)
+    own = ("attention", "logits", "gpu_memory_utilization")
+    known = {key: options.pop(key) for key in own if key in options}
+    return settings_of(name, step, **known, options=options)
 
 
 def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
@@ -319,7 +322,7 @@ def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
 def _kv_dtype(name: str, engine: str) -> str:
     if name.strip().lower() == "auto":
         return "auto"
-    return kv.get(name, engine=ENGINES[engine].kv).name
+    return kv.get(name, engine=kind_of(engine).kv).name
 
 
 def _or_why(read: Callable[[], T]) -> T | str:

@@ -20,16 +20,13 @@ from membudget.budgets.fields import (
     Kind,
     Many,
     Reader,
-    Share,
     Size,
     Text,
 )
+from membudget.budgets.settings import declared
 from membudget.budgets.tolerance import Tolerance, parse
-from membudget.machines import MAX_MACHINES
+from membudget.data.defaults import MAX_CTX, MAX_USERS
 from membudget.text.yaml_strict import Node
-
-#: Longest context and most users: as far as `membudget.planning.ledger` searches.
-MAX_CTX, MAX_USERS = 2**30, 2**24
 
 _OVERHEAD = Fields(
     "overhead",
@@ -41,83 +38,7 @@ _OVERHEAD = Fields(
     },
 )
 
-#: Names of vLLM's flags that are no fields, and why.
-_REPLICAS = (
-    "data parallel is not planned for: each replica is a deployment of its own; "
-    "write one replica's machines and its share of the users"
-)
-
-_VLLM = Fields(
-    "engine.vllm",
-    {
-        "gpu_memory_utilization": Field(
-            Share(),
-            "The part of the machine's memory that vLLM claims; on unified memory it must leave os_reserve.",
-            "0.85",
-            default="all of it",
-        ),
-        "max_num_batched_tokens": Field(
-            Count(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
-        ),
-        "max_model_len": Field(Count(1, MAX_CTX), "vLLM's flag, for its pool; the arithmetic does not use it.", "32Ki"),
-        "max_num_seqs": Field(Count(1, MAX_USERS), "vLLM's flag, for its pool; the arithmetic does not use it.", "256"),
-        "block_size": Field(Count(1, 2**20), "Tokens in a block, for its pool; the arithmetic does not use it.", "16"),
-        "kv_cache_memory_bytes": Field(Size(), "Fixes the pool's size; the arithmetic does not use it.", "8 GiB"),
-        "enable_prefix_caching": Field(
-            Boolean(), "vLLM's flag, for its pool; the arithmetic does not use it.", "false"
-        ),
-        "enforce_eager": Field(Boolean(), "No CUDA graphs. Set overhead.cuda_graphs to 0 B with it.", "true"),
-        "tensor_parallel_size": Field(
-            Count(1, MAX_MACHINES),
-            "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
-            "2",
-            default="the number of machines, divided by pipeline_parallel_size where that is given",
-        ),
-        "pipeline_parallel_size": Field(
-            Count(1, MAX_MACHINES),
-            "Stages that the layers are dealt out to.",
-            "2",
-            default="the number of machines divided by tensor_parallel_size, where that is given; else 1",
-        ),
-    },
-    refused={
-        "data_parallel_size": _REPLICAS,
-        "enable_expert_parallel": "expert parallel is not planned for: vLLM deals experts out by its own placement; "
-        "without it every rank holds a slice of every expert, which is what the arithmetic counts",
-        "decode_context_parallel_size": "decode context parallel is not planned for in budgets; "
-        "`membudget pool` knows it for one rank's pool",
-    },
-)
-_TRANSFORMERS = Fields(
-    "engine.transformers",
-    {
-        "attention": Field(
-            Choice("sdpa", "eager"),
-            "Fused attention, or the scores of all positions in memory.",
-            "sdpa",
-            default="sdpa",
-        ),
-        "logits": Field(
-            Choice("last", "every"), "Logits of the last position, or of every one.", "last", default="last"
-        ),
-        "cache": Field(
-            Choice("dynamic", "static"), "The Cache class that the measurement uses.", "dynamic", default="dynamic"
-        ),
-    },
-)
-_LLAMA_CPP = Fields(
-    "engine.llama_cpp",
-    {"n_ubatch": Field(Count(1, MAX_CTX), "Tokens that one step takes at most.", "512", default="512")},
-)
-_ENGINE = Fields(
-    "engine",
-    {
-        "vllm": Field(_VLLM, "vLLM: prefill in chunks, fused attention, logits of the last position."),
-        "transformers": Field(_TRANSFORMERS, "A plain transformers forward: every prompt at once."),
-        "llama_cpp": Field(_LLAMA_CPP, "llama.cpp: a slot of cells for each user; prefill in chunks of n_ubatch."),
-    },
-    single=True,
-)
+_ENGINE = Fields("engine", {one.name: Field(one.fields, one.about) for one in declared().values()}, single=True)
 
 _EXPECT = Fields(
     "expect",

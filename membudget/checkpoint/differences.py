@@ -8,6 +8,7 @@ from typing import NamedTuple
 from membudget.checkpoint.entries import Checkpoint, StoredTensor
 from membudget.checkpoint.roles import PACKED, beside, canonical, layer_of, module, role_of
 from membudget.formats import Format
+from membudget.formats.gguf_names import named
 from membudget.model import Model
 
 Shape = tuple[int, ...]
@@ -124,8 +125,6 @@ def _expected(checkpoint: Checkpoint, model: Model, form: Format | None) -> Iter
     for tensor in model.tensors:
         optional = tensor.part != "params"
         if checkpoint.kind == "gguf":
-            from membudget.formats.gguf_names import named
-
             if tensor.role in ("vision", "audio", "mtp"):
                 continue  # in a file of their own (mmproj), or left out by the converter
             for item in named(tensor, model):

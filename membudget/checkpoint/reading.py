@@ -8,6 +8,8 @@ from typing import Any
 
 from membudget.checkpoint import safetensors_file
 from membudget.checkpoint.entries import MAX_TENSORS, Checkpoint, CheckpointError, StoredFile, StoredTensor
+from membudget.checkpoint.gguf_file import read_file
+from membudget.checkpoint.safetensors_json import MAX_HEADER, parse_index
 
 INDEX = "model.safetensors.index.json"
 #: The most files of one checkpoint; the largest published have a few hundred.
@@ -100,11 +102,9 @@ def _indexed(index: str) -> Checkpoint:
     folder = os.path.dirname(index) or "."
     try:
         with open(index, "rb") as stream:
-            content = stream.read(safetensors_file.MAX_HEADER + 1)
+            content = stream.read(MAX_HEADER + 1)
     except OSError as error:
         raise CheckpointError(index, None, f"cannot be read: {error.strerror or error}") from None
-    from membudget.checkpoint.safetensors_strict import parse_index
-
     weights, total_size = parse_index(content, index)
     shards = sorted(set(weights.values()))
     missing = [name for name in shards if not os.path.isfile(os.path.join(folder, name))]
@@ -164,7 +164,6 @@ def join(
 
 
 def _gguf(path: str) -> Checkpoint:
-    from membudget.checkpoint.gguf_file import read_file
 
     folder, name = os.path.split(path)
     names = split_names(name, path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from membudget.checkpoint.entries import Checkpoint
+from membudget.formats.base import FormatError
+from membudget.formats.gguf_names import named
 from membudget.model import Model
 
 #: Stored beside the text model's own tensors, by name; the first that matches counts.
@@ -104,8 +106,6 @@ def _known(checkpoint: Checkpoint, model: Model | None) -> dict[str, str]:
         return {}
     if checkpoint.kind == "safetensors":
         return {_stem(tensor.name.replace(".*", ""), "safetensors"): tensor.role for tensor in model.tensors}
-    from membudget.formats.base import FormatError
-    from membudget.formats.gguf_names import named
 
     known = {}
     for tensor in model.tensors:

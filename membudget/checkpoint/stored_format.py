@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 
-from membudget.checkpoint import Checkpoint, CheckpointError, by_role, read_path
+from membudget.checkpoint import Checkpoint, CheckpointError, by_role
 from membudget.checkpoint.differences import Differences, compare
 from membudget.formats import Format, Weights
 from membudget.model import Model
-from membudget.sources.locate import Located
 
 #: What may be missing, as 1 / PART of the parameters, before files are taken for a part of the model.
 PART = 4
@@ -95,27 +92,9 @@ class AsStored(Format):
         return Weights(loaded, buckets, by_dtype, layers, active, why)
 
 
-def checkpoint_of(found: Located) -> Checkpoint | None:
-    """The checkpoint at a located path: a weight file that was named, or the folder's files; None where none lie.
-
-    Raises `CheckpointError` for files that cannot be read.
-    """
-    if found.kind == "safetensors" and re.search(r"-\d{5}-of-\d{5}\.safetensors$", found.path):
-        # one shard of several: its model is all of them
-        return read_path(os.path.dirname(found.path) or ".")
-    if found.kind in ("gguf", "safetensors"):
-        return read_path(found.path)
-    if found.kind != "path" or not os.path.isdir(found.path):
-        return None
-    names = os.listdir(found.path)
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
-        return read_path(found.path)
-    return None
-
-
 def files_text(checkpoint: Checkpoint) -> str:
     """``1 file`` or ``4 files``."""
     return f"{len(checkpoint.files):,} file{'s' if len(checkpoint.files) != 1 else ''}"
 
 
-__all__ = ["AsStored", "checkpoint_of", "files_text"]
+__all__ = ["AsStored", "files_text"]

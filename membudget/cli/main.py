@@ -10,40 +10,13 @@ With --json every command writes one document to stdout, errors too.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 from membudget.cli.commands.arguments import UsageError, parse
+from membudget.cli.commands.registry import COMMANDS, available, module_of, parser_of
 from membudget.errors import BUG, INTERRUPTED, NOT_AVAILABLE, UNWRITTEN, WRONG_INPUT, MembudgetError
-
-#: The order people read them in: name, module under `membudget.cli.commands`, one line of help.
-COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("plan", "plan", "does a model fit a machine, for so many users, and what breaks it"),
-    ("count", "count", "parameters of a model by role and by layer"),
-    ("check", "check", "check budget files: the arithmetic, without pytest"),
-    ("doctor", "doctor", "this machine: what runs here, and the traps that endanger a run"),
-    ("init", "init", "write a first budget for a model and this machine"),
-    ("fleet", "fleet", "how many devices for so many users, as a lower bound"),
-    ("machines", "machines", "machines that are known, and this one"),
-    ("formats", "formats", "weight formats and KV cache dtypes; which fit a model"),
-    ("models", "models", "models whose config.json ships with membudget"),
-    ("schema", "schema", "the JSON Schema of a budget file, for editors"),
-    ("completion", "completion", "completion for bash, zsh and fish"),
-    ("fetch", "fetch", "save a model's config.json from the hub"),
-    ("pool", "pool", "vLLM's KV cache pool, to the block"),
-    ("oracle", "oracle", "ask the installed vLLM for its own pool"),
-    ("log", "log", "read the memory figures in a vLLM log"),
-    ("trace", "trace", "the exact peak of one prefill, on fake tensors"),
-    ("probe", "probe", "measure a budget on this machine"),
-    ("history", "history", "runs that were recorded, and their course"),
-    ("diff", "diff", "what moved between two runs, since when, and why"),
-    ("bisect", "bisect", "which version of a package moved a line"),
-    ("explore", "explore", "an HTML page to play with a plan"),
-    ("report", "report", "an HTML page of a run, or of budgets as predicted"),
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,21 +31,6 @@ def main(argv: list[str] | None = None) -> int:
         code, text = _failed(error, as_json)
         return _write(text, code, sys.stdout) if as_json else _write(text, code, sys.stderr, answer=False)
     return _write(text, code, sys.stdout)
-
-
-def parser_of(name: str) -> argparse.ArgumentParser:
-    """The argparse parser of one command, for its help and for the documentation."""
-    from membudget.cli.commands.arguments import build
-
-    module = _module(name)
-    return build(name, (module.__doc__ or "").strip(), module.options)
-
-
-def available() -> list[str]:
-    """The commands whose parts are all there."""
-    from importlib.util import find_spec
-
-    return [name for name, module, _ in COMMANDS if find_spec(f"membudget.cli.commands.{module}") is not None]
 
 
 def usage() -> str:
@@ -110,22 +68,10 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
             raise UsageError(f"{_shown(word)} has a NUL character in it, which no path or name has")
     if "-h" in arguments or "--help" in arguments:
         return 0, parser_of(first).format_help().rstrip()
-    module = _module(first)
+    module = module_of(first)
     args = parse(first, (module.__doc__ or "").strip(), module.options, arguments[1:])
     result = module.run(args)
     return result.code, _json(result.document) if args.json else result.text()
-
-
-def _module(name: str) -> ModuleType:
-    from importlib import import_module
-
-    module = next(module for known, module, _ in COMMANDS if known == name)
-    try:
-        return import_module(f"membudget.cli.commands.{module}")
-    except ModuleNotFoundError as error:
-        if error.name == f"membudget.cli.commands.{module}":
-            raise UsageError(f"{name} is not part of this version of membudget") from None
-        raise
 
 
 def _unknown_command(name: str) -> str:
@@ -231,7 +177,11 @@ def _unwritten(error: OSError, stream: Any) -> int:
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script.  Between two key presses the shell asks through argcomplete's variable."""
+    if "_ARGCOMPLETE" in os.environ:
+        from membudget.cli.commands.candidates import complete
+
+        complete()
     sys.exit(main())
 
 

@@ -10,6 +10,6 @@ settings  the same for limits, environment variables, versions and disks
 from __future__ import annotations
 
 from membudget.doctor.source import Source
-from membudget.doctor.trap import STATES, Trap
+from membudget.doctor.trap import State, Trap
 
-__all__ = ["STATES", "Source", "Trap"]
+__all__ = ["Source", "State", "Trap"]

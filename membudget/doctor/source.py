@@ -10,28 +10,27 @@ import os
 import platform as system_platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from membudget.host import system
-from membudget.host.detect import System
+from membudget.host import nvidia_smi, system
 from membudget.host.readings import Reading, Unknown, number
+from membudget.host.system import System
 from membudget.units import MIB
 
 
-class Process(NamedTuple):
-    """A running process.  name: as the kernel has it.  rss: resident bytes; CUDA memory is not in them.
-
-    engine: the inference engine that its command line starts, "" where it is none.
-    """
+@dataclass(frozen=True)
+class Process:
+    """A running process."""
 
     pid: int
-    name: str
-    rss: int
-    engine: str = ""
+    name: str  # as the kernel has it
+    rss: int  # resident bytes; CUDA memory is not in them
+    engine: str = ""  # the inference engine that its command line starts; "" where it is none
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """What one process holds on the device, as the driver says."""
 
     pid: int
@@ -69,10 +68,6 @@ class Source(System):
         """Whether a file or folder is there."""
         return os.path.exists(self.root + path)
 
-    def meminfo(self) -> dict[str, int]:
-        """/proc/meminfo, bytes (and counts: HugePages_Total)."""
-        return system.meminfo(self.root + "/proc/meminfo")
-
     def available(self) -> Reading:
         """Bytes that can still be used without swapping."""
         lines = self.meminfo()
@@ -84,10 +79,6 @@ class Source(System):
             if found is not None
             else Unknown(f"{self.platform} has no /proc/meminfo that can be read; pip install psutil")
         )
-
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables."""
-        return os.environ
 
     def which(self, command: str) -> str | None:
         """Where a command lies on PATH."""
@@ -158,19 +149,16 @@ class Source(System):
         asked = self._nvml()
         if asked is not None:
             return asked
-        query = "--query-compute-apps=pid,process_name,used_gpu_memory"
-        text = self.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
-        if text is None:
-            why = self.troubles.get("nvidia-smi")
-            return Unknown(f"nvidia-smi gives {why}" if why else "no NVIDIA driver answers (pynvml, nvidia-smi)")
-        found = []
-        for line in filter(str.strip, text.split("\n")):
-            pid, _, rest = line.partition(",")
-            name, comma, size = rest.rpartition(",")
-            if not comma or not re.fullmatch(r"[0-9]{1,10}", pid.strip()):
-                return Unknown(f"nvidia-smi's list of processes cannot be read: {line!r:.60}")
-            found.append(Held(int(pid.strip()), base(name.strip()), number(size.strip(), MIB)))
-        return found
+        try:
+            listed = nvidia_smi.processes(self)
+        except nvidia_smi.UnreadableAnswer as error:
+            return Unknown(str(error))
+        if listed is None:
+            failed = self.troubles.get("nvidia-smi")
+            if failed is not None:
+                return Unknown(f"nvidia-smi fails: {failed.detail}")
+            return Unknown("no NVIDIA driver answers (pynvml, nvidia-smi)")
+        return [Held(pid, base(name), number(size, MIB)) for pid, name, size in listed]
 
     def _nvml(self) -> list[Held] | None:
         """NVML's answer for every device; None where it cannot be asked."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from membudget.doctor.machine import Look, value
 from membudget.engines.vllm.oracle.asking import ENV as VLLM
-from membudget.host.available import missing
+from membudget.host.available import Lack, missing
 from membudget.host.readings import Unknown
 
 #: torch's own index of CUDA builds, for x86-64 and for a Spark's aarch64; of the version that is there.
 TORCH_CUDA = "pip install --force-reinstall torch{version} --index-url https://download.pytorch.org/whl/cu130"
-PACKAGES = "pip install 'membudget[transformers]'"
 #: Name, what it proves, how it is run.
 TIERS = (
     ("math", "the arithmetic", "pytest -m math"),
@@ -24,18 +24,19 @@ TIERS = (
 )
 
 
-class Tier(NamedTuple):
-    """One tier.  why: what is missing, "" where it runs.  fix: the command that opens it, "" where none can."""
+@dataclass(frozen=True)
+class Tier:
+    """One tier."""
 
     name: str
     proves: str
     command: str
-    why: str
-    fix: str
+    why: str  # what is missing; "" where it runs
+    fix: str  # the command that opens it; "" where none can
 
     def as_json(self) -> dict[str, Any]:
         """By name; absent texts are null."""
-        out = {**self._asdict(), "runs": not self.why}
+        out = {**asdict(self), "runs": not self.why}
         return {**out, "why": self.why or None, "fix": self.fix or None}
 
 
@@ -51,18 +52,13 @@ def tiers(look: Look) -> list[Tier]:
 
 
 def _marker(look: Look, name: str) -> tuple[str, str]:
-    if look.trouble and name in ("cuda", "spark"):
-        return f"needs an NVIDIA GPU; whether one is here is not known: {look.trouble.partition(': whether')[0]}", ""
-    why = missing(name, look.here)
-    if why is None:
+    lack = missing(name, look.here)
+    if lack is None:
         return "", ""
-    text, _, fix = why.partition(": pip install")
-    if fix:
-        return text, PACKAGES
-    if not text.startswith("needs torch with CUDA"):
-        return text, ""
+    if lack.code is not Lack.TORCH_CUDA:
+        return lack.text, lack.fix
     version = (value(look.torch) or "").partition("+")[0]
-    return text, TORCH_CUDA.format(version=f"=={version}" if version else "")
+    return lack.text, TORCH_CUDA.format(version=f"=={version}" if version else "")
 
 
 def _vllm(look: Look) -> tuple[str, str]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
-#: ``danger`` endangers a run, ``note`` is worth knowing, ``clear`` is not there, ``unknown`` could not be read.
-STATES = ("danger", "note", "clear", "unknown")
+
+class State(StrEnum):
+    """How a finding counts."""
+
+    DANGER = "danger"  # endangers a run
+    NOTE = "note"  # worth knowing
+    CLEAR = "clear"  # not there
+    UNKNOWN = "unknown"  # could not be read
 
 
-class Trap(NamedTuple):
-    """One finding.
-
-    text: what was read, with its numbers; for an unknown, why it is.  fix: a command or what to change; "" where
-    there is nothing to do.
-    """
+@dataclass(frozen=True)
+class Trap:
+    """One finding."""
 
     name: str
-    state: str
-    text: str
-    fix: str = ""
+    state: State
+    text: str  # what was read, with its numbers; for an unknown, why it is
+    fix: str = ""  # a command, or what to change; "" where there is nothing to do
 
     def as_json(self) -> dict[str, Any]:
         """By name; no fix is null."""

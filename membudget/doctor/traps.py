@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from membudget.doctor.machine import Look, value
 from membudget.doctor.source import Held, Process
-from membudget.doctor.trap import Trap
+from membudget.doctor.trap import State, Trap
 from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
 from membudget.host.readings import Unknown
+from membudget.host.system import WAITING
 from membudget.measure.guard import UNIFIED_FLOOR
 from membudget.units import GIB, MIB, gib
 
@@ -33,8 +34,6 @@ _EARLYOOM = (
 )
 #: Below this nothing is said of what a process holds.
 LITTLE = 64 * MIB
-#: PSI, percent: the share of the last 10 s in which some task waited for memory.
-WAITING = 10.0
 #: The highest share that is known to start on a DGX Spark: vllm-project/recipes/pull/632.
 SPARK_SHARE = 0.85
 
@@ -44,13 +43,13 @@ def driver(look: Look) -> Trap:
     if look.trouble is None:
         failed = look.source.troubles.get("nvidia-smi")
         if failed and not look.gpus:
-            return Trap("driver", "note", f"nvidia-smi gives {failed}; the kernel has no NVIDIA driver: no GPU is used")
-        return Trap("driver", "clear", "nvidia-smi answers" if look.gpus else "no NVIDIA GPU")
-    said = look.trouble.partition(": whether")[0].partition(". Once")[0]
-    text = f"{said}: what the GPU holds, and whether it shares this memory, is hidden"
+            text = f"nvidia-smi fails ({failed.detail}), and the kernel has no NVIDIA driver: no GPU is used"
+            return Trap("driver", State.NOTE, text)
+        return Trap("driver", State.CLEAR, "nvidia-smi answers" if look.gpus else "no NVIDIA GPU")
+    text = f"{look.trouble}: what the GPU holds, and whether it shares this memory, is unknown"
     return Trap(
         "driver",
-        "danger",
+        State.DANGER,
         text,
         "start nothing until `nvidia-smi` and /proc/meminfo answer: restart, or install the driver anew",
     )
@@ -59,10 +58,10 @@ def driver(look: Look) -> Trap:
 def page_cache(look: Look) -> Trap:
     """The driver's free is MemFree: page cache counts as used, though the kernel gives it back."""
     if not look.unified_gpu:
-        return Trap("page_cache", "clear", "the device's memory is its own, or there is no GPU")
+        return Trap("page_cache", State.CLEAR, "the device's memory is its own, or there is no GPU")
     free, available = value(look.cuda_free), value(look.available)
     if free is None or available is None:
-        return Trap("page_cache", "unknown", "MemFree or MemAvailable is not known")
+        return Trap("page_cache", State.UNKNOWN, "MemFree or MemAvailable is not known")
     cached = available - free
     total = value(look.total) or 0
     text = (
@@ -70,20 +69,20 @@ def page_cache(look: Look) -> Trap:
         f"{gib(max(cached, 0), 2)} of page cache count as used"
     )
     if cached * 10 < total:
-        return Trap("page_cache", "clear" if cached < GIB else "note", text)
-    return Trap("page_cache", "danger", text, "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
+        return Trap("page_cache", State.CLEAR if cached < GIB else State.NOTE, text)
+    return Trap("page_cache", State.DANGER, text, "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
 
 
 def swap(look: Look) -> Trap:
     """With swap a host of one memory thrashes and hangs where a process should have been ended."""
     total, free = value(look.line("SwapTotal")), value(look.line("SwapFree"))
     if total is None or free is None:
-        return Trap("swap", "unknown", _reason(look.line("SwapTotal")))
+        return Trap("swap", State.UNKNOWN, _reason(look.line("SwapTotal")))
     if not total:
-        return Trap("swap", "clear", "swap is off")
+        return Trap("swap", State.CLEAR, "swap is off")
     text = f"swap is on: {gib(total, 2)}, {gib(total - free, 2)} used"
     if not look.unified_gpu:
-        return Trap("swap", "note" if total - free > GIB else "clear", text)
+        return Trap("swap", State.NOTE if total - free > GIB else State.CLEAR, text)
     text += "; CUDA's pages cannot be swapped, so the rest of the system thrashes before anything is ended"
     used, fix = total - free, "sudo swapoff -a"
     available = value(look.available)
@@ -91,36 +90,33 @@ def swap(look: Look) -> Trap:
         # swapoff reads all of it back into memory: without room for it this is what hangs the host
         fix = f"first end what holds memory, until {gib(used + UNIFIED_FLOOR, 2)} is available: swapoff brings all back"
         fix += "; then sudo swapoff -a"
-    return Trap("swap", "danger" if used > GIB else "note", text, fix)
+    return Trap("swap", State.DANGER if used > GIB else State.NOTE, text, fix)
 
 
 def zram(look: Look) -> Trap:
     """zram swaps into the same memory."""
     text = look.source.read("/proc/swaps")
     if text is None:
-        return Trap("zram", "unknown", "no /proc/swaps")
+        return Trap("zram", State.UNKNOWN, "no /proc/swaps")
     devices = [line.split()[0] for line in text.splitlines()[1:] if line.startswith("/dev/zram")]
     if not devices:
-        return Trap("zram", "clear", "no swap on zram")
+        return Trap("zram", State.CLEAR, "no swap on zram")
     size = sum(_mm_stat(look, device) for device in devices)
     what = f"{', '.join(devices)} swaps into this same memory and holds {gib(size, 2)} of it"
-    return Trap("zram", "danger" if look.unified_gpu and size > GIB else "note", what, "sudo swapoff /dev/zram*")
+    return Trap(
+        "zram", State.DANGER if look.unified_gpu and size > GIB else State.NOTE, what, "sudo swapoff /dev/zram*"
+    )
 
 
 def thrashing(look: Look) -> Trap:
     """Tasks wait for memory already."""
-    text = look.source.read("/proc/pressure/memory")
-    words = [word.removeprefix("avg10=") for word in (text or "").split() if word.startswith("avg10=")]
-    try:
-        share = float(words[0])
-    except (IndexError, ValueError):
-        return Trap("thrashing", "unknown", "no /proc/pressure/memory")
-    if not 0 <= share <= 100:
-        return Trap("thrashing", "unknown", "/proc/pressure/memory says no share of the time")
-    told = f"in the last 10 s some task waited for memory {share:g}% of the time (PSI)"
+    share = look.source.pressure()
+    if share is None:
+        return Trap("thrashing", State.UNKNOWN, "/proc/pressure/memory cannot be read")
+    told = f"in the last 10 s some task waited for memory {share / 1000:g}% of the time (PSI)"
     if share < WAITING:
-        return Trap("thrashing", "clear", told)
-    return Trap("thrashing", "danger", told, "end what holds the memory before anything else is started")
+        return Trap("thrashing", State.CLEAR, told)
+    return Trap("thrashing", State.DANGER, told, "end what holds the memory before anything else is started")
 
 
 def engines(look: Look) -> Trap:
@@ -132,8 +128,8 @@ def engines(look: Look) -> Trap:
     if not others and not started:
         if isinstance(held, Unknown) and (look.gpus or look.trouble or isinstance(running, Unknown)):
             more = f"; {running.reason}" if isinstance(running, Unknown) else "; no engine's process is seen"
-            return Trap("engines", "unknown", f"who holds device memory is not known: {held.reason}{more}")
-        return Trap("engines", "clear", "no other process holds device memory, no engine runs")
+            return Trap("engines", State.UNKNOWN, f"who holds device memory is not known: {held.reason}{more}")
+        return Trap("engines", State.CLEAR, "no other process holds device memory, no engine runs")
     told = [_holds(item, running) for item in others]
     told += [f"{item.engine} runs (pid {item.pid}); how much it holds on the device is not known" for item in started]
     size = sum(item.size for item in others if not isinstance(item.size, Unknown))
@@ -149,23 +145,23 @@ def engines(look: Look) -> Trap:
     if hidden and not ending and not started:
         whose = f"the driver's pid {', '.join(hidden)} is not seen here: another container's or user's"
         fix = f"stop what holds it ({whose}), then wait until MemAvailable is back"
-        return Trap("engines", "danger" if danger else "note", "; ".join(told), fix)
+        return Trap("engines", State.DANGER if danger else State.NOTE, "; ".join(told), fix)
     if not ending and not started:  # the screen: `desktop` says how to end it without losing work to a kill
         end = "nothing to stop for this; without a screen: sudo systemctl isolate multi-user.target"
-        return Trap("engines", "danger" if danger else "note", "; ".join(told), end)
+        return Trap("engines", State.DANGER if danger else State.NOTE, "; ".join(told), end)
     pids = " ".join(str(pid) for pid in [*ending, *(item.pid for item in started)])
     fix = f"stop it (kill {pids}, or its service), then wait until MemAvailable is back: a closed port is not enough"
-    return Trap("engines", "danger" if danger else "note", "; ".join(told), fix)
+    return Trap("engines", State.DANGER if danger else State.NOTE, "; ".join(told), fix)
 
 
 def desktop(look: Look) -> Trap:
     """A desktop session holds memory that a model could use."""
     running = look.source.processes()
     if isinstance(running, Unknown):
-        return Trap("desktop", "unknown", running.reason)
+        return Trap("desktop", State.UNKNOWN, running.reason)
     shown = [item for item in running if item.name in DESKTOP]
     if not shown:
-        return Trap("desktop", "clear", "no desktop session")
+        return Trap("desktop", State.CLEAR, "no desktop session")
     sizes: dict[str, int] = {}
     for item in shown:
         sizes[item.name] = sizes.get(item.name, 0) + item.rss
@@ -175,27 +171,27 @@ def desktop(look: Look) -> Trap:
         f"{name} {gib(rss, 2)}" for name, rss in most
     )
     reserve = look.machine.os_reserve if look.machine else 0
-    state = "danger" if look.unified_gpu and size > reserve else "note"
+    state = State.DANGER if look.unified_gpu and size > reserve else State.NOTE
     if not look.source.platform.startswith("linux"):
-        return Trap("desktop", "note", text)
+        return Trap("desktop", State.NOTE, text)
     return Trap("desktop", state, text, "sudo systemctl isolate multi-user.target (back: graphical.target)")
 
 
 def guard(look: Look) -> Trap:
     """Whether something ends a process before the host hangs."""
     if not look.unified_gpu:
-        return Trap("guard", "clear", "only where CPU and GPU share the memory")
+        return Trap("guard", State.CLEAR, "only where CPU and GPU share the memory")
     running = look.source.processes()
     if isinstance(running, Unknown):
-        return Trap("guard", "unknown", running.reason)
+        return Trap("guard", State.UNKNOWN, running.reason)
     names = {item.name for item in running}
     watching = [name for name in GUARDS if name in names]
     if watching:
-        return _thresholds(look, running) or Trap("guard", "clear", f"{', '.join(watching)} runs")
+        return _thresholds(look, running) or Trap("guard", State.CLEAR, f"{', '.join(watching)} runs")
     text = "no earlyoom runs: when memory ends the host can hang until its power is cut, without an OOM kill"
     if any(name.startswith("systemd-oomd") for name in names):
         text = "systemd-oomd runs, but it goes by cgroups, and those do not see what CUDA holds; earlyoom does not run"
-    return Trap("guard", "note", text, f"sudo apt install earlyoom && {_EARLYOOM}")
+    return Trap("guard", State.NOTE, text, f"sudo apt install earlyoom && {_EARLYOOM}")
 
 
 def _thresholds(look: Look, running: list[Process]) -> Trap | None:
@@ -206,14 +202,14 @@ def _thresholds(look: Look, running: list[Process]) -> Trap | None:
     if total is None or len(words) < 2 or any(word.startswith(("-m", "-M")) for word in words):
         return None
     text = f"earlyoom runs with its default and ends the largest process once {gib(total // 10, 2)} are available"
-    return Trap("guard", "note", f"{text}; here {gib(UNIFIED_FLOOR, 0)} are left at times", _EARLYOOM)
+    return Trap("guard", State.NOTE, f"{text}; here {gib(UNIFIED_FLOOR, 0)} are left at times", _EARLYOOM)
 
 
 def utilization(look: Look) -> Trap:
     """vLLM's default share against what this machine can give."""
     machine, total = look.machine, value(look.total)
     if machine is None or total is None or machine.platform not in ("cuda", "rocm"):
-        return Trap("utilization", "clear" if machine else "unknown", "no GPU that vLLM takes a share of")
+        return Trap("utilization", State.CLEAR if machine else State.UNKNOWN, "no GPU that vLLM takes a share of")
     installed = None if isinstance(look.vllm, Unknown) else value(look.vllm.version)
     version = installed or DEFAULT
     try:
@@ -223,7 +219,7 @@ def utilization(look: Look) -> Trap:
     least = value(look.available if machine.unified else look.cuda_free)
     if least is None and machine.unified:
         why = f"what is available is unknown ({_reason(look.available)}), so no share is safe"
-        return Trap("utilization", "danger", why, "start nothing until /proc/meminfo has a MemAvailable to go by")
+        return Trap("utilization", State.DANGER, why, "start nothing until /proc/meminfo has a MemAvailable to go by")
     limits = [(total - machine.os_reserve, f"{gib(machine.os_reserve, 0)} are the operating system's")]
     if least is not None and machine.unified:
         # what a measurement is ended at: below it the host may hang
@@ -237,12 +233,12 @@ def utilization(look: Look) -> Trap:
     who = f"vLLM {version}" if installed else f"vLLM (none is installed; as of {version})"
     text = f"{who} claims {default / 100:.2f} of {gib(total, 2)} by default: {gib(asks, 2)}; {why}"
     if asks <= most and share >= default / 100:
-        return Trap("utilization", "clear", text)
+        return Trap("utilization", State.CLEAR, text)
     if look.spark and share == SPARK_SHARE:
         text += f"; up to {SPARK_SHARE} is known to start on a DGX Spark"
     if share <= 0:
-        return Trap("utilization", "danger", text, "free memory first: there is none for vLLM to claim")
-    return Trap("utilization", "danger", text, f"vllm serve ... --gpu-memory-utilization {share:.2f}, or less")
+        return Trap("utilization", State.DANGER, text, "free memory first: there is none for vLLM to claim")
+    return Trap("utilization", State.DANGER, text, f"vllm serve ... --gpu-memory-utilization {share:.2f}, or less")
 
 
 def _small(item: Held) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
 from membudget.formats.dtypes import DENSE_FORMATS
+from membudget.formats.groups import compressed, modelopt
 from membudget.formats.modules import Matcher, matcher, module_of
+from membudget.formats.named import dense, exl3
 from membudget.formats.quantization import Quantization, declaration, dense_dtype
 from membudget.formats.safetensors import Choose, Safetensors, Scheme
 from membudget.model import Model
@@ -30,9 +32,7 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
                 f"{config.source}: has no dtype and no quantization_config; name its format: "
                 "--format bf16, or `format: bf16` in a budget"
             )
-        from membudget.formats.registry import get
-
-        return get(DENSE_FORMATS[dense_dtype(config)])
+        return dense(DENSE_FORMATS[dense_dtype(config)], dense_dtype(config))
     method = _method(raw)
     make = _METHODS.get(method)
     if make is None:
@@ -218,31 +218,6 @@ def _mxfp4(raw: Quantization, dtype: str) -> Format:
     return Safetensors("mxfp4", ("declared", "mxfp4", tuple(ignored)), _keep(choose, skip), dtype)
 
 
-def mxfp4(name: str) -> Format:
-    """MXFP4 by name: gpt-oss's experts as they are published; every layer matrix of other models."""
-    stacked, flat = schemes.mxfp4("gpt-oss"), schemes.mxfp4()
-
-    def choose(tensor: Tensor, model: Model) -> Scheme | None:
-        if not is_layer_matrix(tensor):
-            return None
-        if model.model_type == "gpt_oss":
-            return stacked if tensor.role == "mlp.experts" else None
-        return flat
-
-    return Safetensors(name, "mxfp4 by name", choose)
-
-
-def exl3(name: str, bits: int, head: int, dtype: str = "F16") -> Format:
-    """EXL3: layer matrices at `bits`, the head at `head` bits."""
-    layers, last = schemes.exl3(bits), schemes.exl3(head)
-
-    def choose(tensor: Tensor, model: Model) -> Scheme | None:
-        head_matrix = tensor.role == "lm_head" and len(tensor.shape) == 2  # phi's head has a bias too
-        return layers if is_layer_matrix(tensor) else last if head_matrix else None
-
-    return Safetensors(name, ("exl3", bits, head), choose, dtype)
-
-
 def _exl3(raw: Quantization, dtype: str) -> Format:
     bits, head = raw.raw.get("bits"), raw.raw.get("head_bits", 6)
     for key, value in (("bits", bits), ("head_bits", head)):
@@ -280,29 +255,17 @@ def _torchao(raw: Quantization, dtype: str) -> Format:
     raise raw.error("quant_type", f"is {kind!r}"[:80], "int4_weight_only, int8_weight_only")
 
 
-def _compressed(raw: Quantization, dtype: str) -> Format:
-    from membudget.formats.groups import compressed
-
-    return compressed(raw, dtype)
-
-
-def _modelopt(raw: Quantization, dtype: str) -> Format:
-    from membudget.formats.groups import modelopt
-
-    return modelopt(raw, dtype)
-
-
 _METHODS: dict[str, Callable[[Quantization, str], Format]] = {
     "auto-round": _auto_round,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": compressed,
     "exl3": _exl3,
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _gptq,
     "hqq": _hqq,
-    "modelopt": _modelopt,
+    "modelopt": modelopt,
     "mxfp4": _mxfp4,
     "torchao": _torchao,
 }

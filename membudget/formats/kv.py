@@ -10,6 +10,7 @@ llama.cpp src/llama-kv-cache.cpp and common/arg.cpp (kv_cache_types).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from membudget.formats import kv_auto
@@ -257,8 +258,6 @@ def get(
     else:
         known = _BY_NAME.get(_SYNONYMS.get(plain, plain)) or _BY_NAME.get(plain.replace("-", "_"))
         if known is None:
-            from difflib import get_close_matches
-
             matches = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
             near = list(dict.fromkeys(_SYNONYMS.get(match, match) for match in matches))
             shown = name if len(name) <= 120 else name[:117] + "..."

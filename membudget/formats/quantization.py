@@ -81,6 +81,8 @@ class Quantization:
 
 def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None) -> Quantization | None:
     """What the checkpoint says about its quantization, wherever it says it; None when it says nothing."""
+    if hf_quant_config is None:
+        hf_quant_config = config.hf_quant_config
     if hf_quant_config is not None:
         inner = hf_quant_config.get("quantization")
         if not isinstance(inner, Mapping):

@@ -7,9 +7,14 @@ A name is a base and options, joined by dashes: ``awq-g64``, ``gptq-8bit-g32``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from membudget.formats import schemes
 from membudget.formats.base import Format, FormatError, UnknownFormat
+from membudget.formats.gguf import gguf
+from membudget.formats.named import dense, exl3, mxfp4
+from membudget.formats.safetensors import Safetensors, Scheme, by_default
 
 
 class Entry(NamedTuple):
@@ -28,44 +33,27 @@ class Entry(NamedTuple):
 
 
 def _dense(dtype: str) -> Callable[[str, dict[str, Any]], Format]:
+    return lambda name, options: dense(name, dtype)
+
+
+def _scheme(function: Callable[..., Scheme], **fixed: Any) -> Callable[[str, dict[str, Any]], Format]:
     def make(name: str, options: dict[str, Any]) -> Format:
-        from membudget.formats.safetensors import Safetensors
-
-        return Safetensors(name, "dense", None, dtype)
-
-    return make
-
-
-def _scheme(function: str, **fixed: Any) -> Callable[[str, dict[str, Any]], Format]:
-    def make(name: str, options: dict[str, Any]) -> Format:
-        from membudget.formats import schemes
-        from membudget.formats.safetensors import Safetensors, by_default
-
-        scheme = getattr(schemes, function)(**{**fixed, **options})
+        scheme = function(**{**fixed, **options})
         return Safetensors(name, ("by default", scheme.key), by_default(scheme))
 
     return make
 
 
 def _mxfp4(name: str, options: dict[str, Any]) -> Format:
-    from membudget.formats.declared import mxfp4
-
     return mxfp4(name)
 
 
 def _exl3(name: str, options: dict[str, Any]) -> Format:
-    from membudget.formats.declared import exl3
-
     return exl3(name, options.get("bits", 4), 6)
 
 
 def _gguf(mix: str) -> Callable[[str, dict[str, Any]], Format]:
-    def make(name: str, options: dict[str, Any]) -> Format:
-        from membudget.formats.gguf import gguf
-
-        return gguf(name, mix, **options)
-
-    return make
+    return lambda name, options: gguf(name, mix, **options)
 
 
 _KEPT = "embedding, head, norms, router"
@@ -75,23 +63,23 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry("fp32", "32", "-", "safetensors", _dense("F32")),
     Entry("bf16", "16", "-", "safetensors", _dense("BF16")),
     Entry("fp16", "16", "-", "safetensors", _dense("F16")),
-    Entry("fp8", "8", _KEPT, "vLLM Fp8LinearMethod", _scheme("fp8_tensor"), ("static",)),
-    Entry("fp8-channel", "8 + 16/in", _KEPT, f"{_CT} FP8_DYNAMIC", _scheme("fp8_channel")),
-    Entry("fp8-block", "8.002", _KEPT, "DeepSeek-V3", _scheme("fp8_block")),
-    Entry("mxfp8", "8.25", _KEPT, f"{_CT} mxfp8", _scheme("mxfp8")),
-    Entry("w8a8", "8 + 16/in", _KEPT, f"{_CT} naive_quantized", _scheme("int8"), ("static", "asym")),
-    Entry("w8a16", "8.125", _KEPT, f"{_CT} pack_quantized", _scheme("packed", bits=8), ("g", "asym", "actorder")),
-    Entry("w4a16", "4.125", _KEPT, f"{_CT} pack_quantized", _scheme("packed"), ("g", "asym", "actorder")),
-    Entry("awq", "4.15625", _KEPT, "AutoAWQ gemm.py", _scheme("awq"), ("g",)),
-    Entry("gptq", "4.15625 + 32/out", _KEPT, "GPTQModel qlinear", _scheme("gptq"), ("bit", "g")),
-    Entry("nvfp4", "4.5", _KEPT, "NVIDIA Model-Optimizer", _scheme("nvfp4")),
+    Entry("fp8", "8", _KEPT, "vLLM Fp8LinearMethod", _scheme(schemes.fp8_tensor), ("static",)),
+    Entry("fp8-channel", "8 + 16/in", _KEPT, f"{_CT} FP8_DYNAMIC", _scheme(schemes.fp8_channel)),
+    Entry("fp8-block", "8.002", _KEPT, "DeepSeek-V3", _scheme(schemes.fp8_block)),
+    Entry("mxfp8", "8.25", _KEPT, f"{_CT} mxfp8", _scheme(schemes.mxfp8)),
+    Entry("w8a8", "8 + 16/in", _KEPT, f"{_CT} naive_quantized", _scheme(schemes.int8), ("static", "asym")),
+    Entry("w8a16", "8.125", _KEPT, f"{_CT} pack_quantized", _scheme(schemes.packed, bits=8), ("g", "asym", "actorder")),
+    Entry("w4a16", "4.125", _KEPT, f"{_CT} pack_quantized", _scheme(schemes.packed), ("g", "asym", "actorder")),
+    Entry("awq", "4.15625", _KEPT, "AutoAWQ gemm.py", _scheme(schemes.awq), ("g",)),
+    Entry("gptq", "4.15625 + 32/out", _KEPT, "GPTQModel qlinear", _scheme(schemes.gptq), ("bit", "g")),
+    Entry("nvfp4", "4.5", _KEPT, "NVIDIA Model-Optimizer", _scheme(schemes.nvfp4)),
     Entry("mxfp4", "4.25", f"{_KEPT}; gpt-oss: all but experts", f"{_CT} mxfp4, gpt-oss", _mxfp4),
-    Entry("nf4", "4.5", _KEPT, _BNB, _scheme("bnb4"), ("dq",)),
-    Entry("fp4", "4.5", _KEPT, _BNB, _scheme("bnb4", kind="fp4"), ("dq",)),
-    Entry("int8-bnb", "8 + 32/in", _KEPT, "bitsandbytes nn/modules.py", _scheme("bnb8")),
-    Entry("hqq", "4.5", _KEPT, "hqq core/quantize.py", _scheme("hqq"), ("bit", "g")),
-    Entry("int4-torchao", "4.25", _KEPT, "torchao int4_tensor.py", _scheme("torchao_int4"), ("g",)),
-    Entry("int8-torchao", "8 + 32/in", _KEPT, "torchao int8_tensor.py", _scheme("torchao_int8")),
+    Entry("nf4", "4.5", _KEPT, _BNB, _scheme(schemes.bnb4), ("dq",)),
+    Entry("fp4", "4.5", _KEPT, _BNB, _scheme(schemes.bnb4, kind="fp4"), ("dq",)),
+    Entry("int8-bnb", "8 + 32/in", _KEPT, "bitsandbytes nn/modules.py", _scheme(schemes.bnb8)),
+    Entry("hqq", "4.5", _KEPT, "hqq core/quantize.py", _scheme(schemes.hqq), ("bit", "g")),
+    Entry("int4-torchao", "4.25", _KEPT, "torchao int4_tensor.py", _scheme(schemes.torchao_int4), ("g",)),
+    Entry("int8-torchao", "8 + 32/in", _KEPT, "torchao int8_tensor.py", _scheme(schemes.torchao_int8)),
     Entry("exl3", "4 + 16/in + 16/out", "embedding, norms, router; head 6 bits", "exllamav3 exl3.py", _exl3, ("bits",)),
     *(
         Entry(mix.lower(), bits, "norms, router", "llama.cpp llama-quant.cpp", _gguf(mix), ("imatrix", "output"))
@@ -231,8 +219,6 @@ def _is_number(text: str, digits: int) -> bool:
 
 
 def _unknown(name: str, plain: str) -> str:
-    from difflib import get_close_matches
-
     matches = get_close_matches(plain, [*_BY_NAME, *_SYNONYMS], n=3)
     near = list(dict.fromkeys(_SYNONYMS.get(match, match) for match in matches))
     hint = f": did you mean {', '.join(near)}?" if near else "."

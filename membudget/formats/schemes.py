@@ -6,6 +6,7 @@ equal options give the same object.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 from membudget.formats.base import FormatError, Piece, piece
@@ -231,7 +232,6 @@ def bnb4(double: bool = False, kind: str = "nf4", block: int = 64) -> Scheme:
             beside.append(piece("weight.nested_quant_map", "F32", 256))
             # the offset is a float of 17 to 22 digits, which the config does not tell
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.012345678901234567}
-        import json
 
         beside.append(piece(f"weight.quant_state.bitsandbytes__{kind}", "U8", len(json.dumps(state))))
         return (*made, *(item._replace(beside=True) for item in beside))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from membudget.errors import MembudgetError
-from membudget.history.drift import version_key
+from membudget.history.versions import version_key
 
 
 class CannotAsk(MembudgetError):

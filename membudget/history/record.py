@@ -1,49 +1,19 @@
 """One run on one machine, as it is kept: what ran, with which versions, and every line predicted and measured.
 
-The schema has a number.  A record of a schema that is not known is refused by name; one of
-an older schema is upgraded as a whole (`UPGRADES`) or refused, never half-read.
+The schema has a number.  A record of another schema is refused by name, never half-read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from membudget.budgets.tolerance import Tolerance, parse
 from membudget.errors import MembudgetError
 from membudget.units import UnitError
 
-
-def _apart(raw: dict[str, Any]) -> dict[str, Any]:
-    """2 -> 3: the most users of the whole machine is a line of its own, `WHOLE_MACHINE`.
-
-    Before, it was the prediction of ``max_users``, whose measurement is the edge under a ceiling: another question.
-    """
-    budgets = raw.get("budgets")
-    if not isinstance(budgets, dict):
-        return raw
-    out = {}
-    for name, entry in budgets.items():
-        lines = entry.get("lines") if isinstance(entry, dict) else None
-        if isinstance(lines, dict):
-            entry = entry | {"lines": dict(part for item in lines.items() for part in _users_apart(*item))}
-        out[name] = entry
-    return raw | {"budgets": out}
-
-
-def _users_apart(name: str, line: Any) -> list[tuple[str, Any]]:
-    if name != "max_users" or not isinstance(line, dict) or "predicted" not in line:
-        return [(name, line)]
-    whole = {key: value for key, value in line.items() if key not in ("measured", "allowed")}
-    edge = {key: value for key, value in line.items() if key != "predicted"}
-    return [(WHOLE_MACHINE, whole), *([(name, edge)] if "measured" in line else [])]
-
-
 #: The schema that is written.
-SCHEMA = 3
-#: How a record of an older schema becomes one of the next, by the older one's number.
-#: 1 -> 2: budgets may have samples, and an older one has none.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda raw: raw, 2: _apart}
+SCHEMA = 1
 #: The most users that the closed form finds on the whole machine; ``max_users`` is the edge under a ceiling.
 WHOLE_MACHINE = "max_users_whole_machine"
 UNITS = ("bytes", "count", "x100", "word")
@@ -166,11 +136,8 @@ def from_json(raw: object) -> Record:
         raise RecordError(f"schema is {schema!r}: a record says which schema it has, a whole number up to {SCHEMA}")
     if schema > SCHEMA:
         raise RecordError(f"schema {schema} is newer than {SCHEMA}, the newest known here: install a newer membudget")
-    while schema < SCHEMA:
-        if schema not in UPGRADES:
-            raise RecordError(f"schema {schema} is not read any more; known is {SCHEMA}")
-        raw = UPGRADES[schema](dict(raw))
-        schema += 1
+    if schema < SCHEMA:
+        raise RecordError(f"schema {schema} is not supported; allowed is {SCHEMA}")
     return _read(dict(raw))
 
 

@@ -52,7 +52,7 @@ def _select(ref: str, runs: Sequence[Record], against: Record | None, *, unread:
         which = "other " if against else ""
         if unread:
             raise NoRuns(f"{ref}: no {which}record could be read")
-        raise NoRuns(f"{ref}: no {which}run is recorded; `pytest --record` makes one")
+        raise NoRuns(f"{ref}: no {which}run is recorded; `pytest --membudget-record` makes one")
     if ref == "last":
         return others[-1]
     if ref == "first":

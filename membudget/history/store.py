@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
+
+import filelock
 
 from membudget.history.record import Record, RecordError, from_json
 from membudget.text.sanitize import without_tokens
 
-SUFFIX = ".jsonl"
+SUFFIX, LOCK = ".jsonl", ".lock"
 #: Longer lines are no records: a damaged file must not fill the memory.
 MAX_LINE = 64 * 2**20
 
@@ -63,7 +64,7 @@ def append_line(path: str, line: bytes) -> None:
     """Write one line at the end of a file: locked, at once, synced."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
     try:
-        with locked(handle, exclusive=True):
+        with lock_of(path):
             lead = _mend(handle, path)
             size = os.fstat(handle).st_size
             left = lead + line + b"\n"
@@ -81,8 +82,10 @@ def append_line(path: str, line: bytes) -> None:
 
 def read(path: str) -> Runs:
     """Every record of one file; what cannot be read is a `Problem`, and never stops the rest."""
-    with open(path, "rb") as file, locked(file.fileno(), exclusive=False):
-        content = file.read()
+    content = _content(path)
+    if content and not content.endswith(b"\n") and os.path.exists(path + LOCK):
+        with lock_of(path):  # a writer may be in the middle of its line
+            content = _content(path)
     records: list[Record] = []
     problems: list[Problem] = []
     lines = content.split(b"\n")
@@ -115,6 +118,16 @@ def read_folder(folder: str) -> Runs:
             problems.append(Problem(path, 1, "the part of a record that a crash left; kept, not read", torn=True))
     unique = {record.id: record for record in records}
     return Runs(tuple(sorted(unique.values(), key=lambda record: (record.time, record.id))), tuple(problems))
+
+
+def lock_of(path: str) -> filelock.BaseFileLock:
+    """The lock of a file or folder that several processes write: a file of its own beside it."""
+    return filelock.FileLock(path + LOCK)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _parse(line: bytes) -> object:
@@ -179,51 +192,3 @@ def _sync_folder(folder: str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-@contextlib.contextmanager
-def locked(handle: int, *, exclusive: bool) -> Iterator[None]:
-    """Hold the file's lock.  Where a file system has none, a single write is still whole."""
-    try:
-        import fcntl
-    except ImportError:
-        with _locked_windows(handle):
-            yield
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def _locked_windows(handle: int) -> Iterator[None]:
-    """One byte far behind the end of the file stands for it: msvcrt's locks keep others from reading, too."""
-    import msvcrt
-    import time
-    from typing import Any
-
-    system: Any = msvcrt  # its functions exist on Windows only
-    place = 2**62
-
-    def move() -> None:
-        os.lseek(handle, place, os.SEEK_SET)
-
-    while True:
-        move()
-        try:
-            system.locking(handle, system.LK_NBLCK, 1)
-            break
-        except OSError:
-            time.sleep(0.01)
-    os.lseek(handle, 0, os.SEEK_SET)
-    try:
-        yield
-    finally:
-        move()
-        system.locking(handle, system.LK_UNLCK, 1)

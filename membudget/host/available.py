@@ -1,64 +1,90 @@
-"""What this machine can run: for each test marker, what is missing, in words a person can act on.
+"""What this machine can run: for each test marker, what is missing, and the command that installs it.
 
-Nothing heavy is imported and no device is touched: torch is looked for, not loaded, and
-the driver is asked for names through nvidia-smi alone.
+Nothing heavy is imported and no device is touched: torch is looked for, not loaded, and nvidia-smi gives the names.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from membudget.host import asking
-from membudget.machines import SPARK_GPU
+from membudget.data.defaults import SPARK_GPU
+from membudget.host import nvidia_smi
+from membudget.host.system import System
 
 #: Markers that need something, in the order in which they are checked.
 NEEDS = ("transformers", "cpu", "cuda", "spark")
 _INSTALL = "pip install 'membudget[transformers]'"
 
 
-class Here(NamedTuple):
-    """What a machine has: the names of its NVIDIA GPUs, and versions of torch and transformers ("" without)."""
+@dataclass(frozen=True)
+class Here:
+    """What a machine has."""
 
-    gpus: tuple[str, ...]
-    torch: str
+    gpus: tuple[str, ...]  # names of its NVIDIA GPUs
+    torch: str  # version; "" where it is not installed
     transformers: str
+    trouble: str | None = None  # why the driver that is here does not answer
 
 
-def missing(marker: str, here: Here | None = None, needs_torch: bool = True) -> str | None:
-    """Why tests with this marker cannot run here; None where they can.
+class Lack(StrEnum):
+    """Kinds of what is missing."""
+
+    PACKAGES = "packages"
+    GPU = "gpu"
+    SPARK = "spark"
+    TORCH_CUDA = "torch_cuda"  # torch is installed, and is a build without CUDA
+    UNKNOWN_GPU = "unknown_gpu"  # the driver does not answer
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What tests with a marker lack here.  As text: with the command that installs it."""
+
+    code: Lack
+    text: str
+    fix: str = ""  # a command; "" where none helps
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.fix}" if self.fix else self.text
+
+
+def missing(marker: str, here: Here | None = None, needs_torch: bool = True) -> Missing | None:
+    """What tests with this marker lack here; None where they can run.
 
     needs_torch: False where another Python has what is needed, as a vLLM of its own.
     """
     here = here or _asked()
     if not needs_torch:
-        here = here._replace(torch="of another Python", transformers="of another Python")
+        here = replace(here, torch="of another Python", transformers="of another Python")
     packages = [name for name in ("torch", "transformers") if not getattr(here, name)]
-    if marker == "spark" and not any(SPARK_GPU in gpu for gpu in here.gpus):
-        return f"needs a DGX Spark (an NVIDIA GPU named {SPARK_GPU}); {_told(here.gpus)}"
     if marker in ("cuda", "spark"):
+        needs = f"a DGX Spark (an NVIDIA GPU named {SPARK_GPU})" if marker == "spark" else "an NVIDIA GPU"
+        if not here.gpus and here.trouble:
+            return Missing(Lack.UNKNOWN_GPU, f"needs {needs}; whether this machine has one is unknown: {here.trouble}")
+        if marker == "spark" and not any(SPARK_GPU in gpu for gpu in here.gpus):
+            return Missing(Lack.SPARK, f"needs {needs}; {_has(here.gpus)}")
         if not here.gpus:
-            return f"needs an NVIDIA GPU; {_told(here.gpus)}"
+            return Missing(Lack.GPU, f"needs {needs}; {_has(here.gpus)}")
         if not packages and here.torch.endswith("+cpu"):
-            return f"needs torch with CUDA; torch {here.torch} is installed, which has none"
+            return Missing(Lack.TORCH_CUDA, f"needs torch with CUDA; torch {here.torch} is a CPU build")
     if marker in NEEDS and packages:
-        return f"needs {' and '.join(packages)}, not installed here: {_INSTALL}"
+        return Missing(Lack.PACKAGES, f"needs {' and '.join(packages)}, not installed here", _INSTALL)
     return None
 
 
 @functools.cache
 def gpus() -> tuple[str, ...]:
     """The names of this machine's NVIDIA GPUs, as the driver says; empty where there is no driver."""
-    import re
-
-    said = _listed().text or ""
-    return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", said, re.MULTILINE))
+    return _listed()[0]
 
 
 @functools.cache
-def _listed() -> asking.Answer:
-    return asking.ask(["nvidia-smi", "-L"])
+def _listed() -> tuple[tuple[str, ...], str | None]:
+    system = System()
+    return nvidia_smi.names(system), system.driver_trouble()
 
 
 def no_command(command: str | None) -> str | None:
@@ -85,15 +111,11 @@ def no_command(command: str | None) -> str | None:
 
 def _asked() -> Here:
     torch = (_torch_version() or "unknown") if _installed("torch") else ""
-    return Here(gpus(), torch, "unknown" if _installed("transformers") else "")
+    return Here(gpus(), torch, "unknown" if _installed("transformers") else "", _listed()[1])
 
 
-def _told(found: tuple[str, ...]) -> str:
-    if found:
-        return f"this machine has {', '.join(found)}"
-    if why := _listed().why:
-        return f"whether this machine has one is not known: nvidia-smi gives {why}"
-    return "this machine has no NVIDIA GPU (nvidia-smi lists none)"
+def _has(found: tuple[str, ...]) -> str:
+    return f"this machine has {', '.join(found)}" if found else "nvidia-smi lists none"
 
 
 def _installed(name: str) -> bool:

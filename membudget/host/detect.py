@@ -1,83 +1,51 @@
 """`this-machine`: what the operating system and the driver say about where we run.
 
-Nothing is loaded for it: nvidia-smi, sysctl and /proc are asked.  What they do not
-say is 0 or None, and the machine's `notes` say so: a bandwidth is taken from the
-table where the device is in it, and is otherwise unknown.
+Nothing is loaded for it: nvidia-smi, sysctl and /proc are asked.  What they do not say is 0 or None, and the machine's
+`notes` say so: a bandwidth is the table's where the device is in it, and is unknown elsewhere.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 
 from membudget import machines
+from membudget.data.defaults import SPARK_GPU
 from membudget.errors import NotAvailableError
-from membudget.host import asking
-from membudget.machines import SPARK_GPU, THIS_MACHINE, Machine
+from membudget.host import nvidia_smi
+from membudget.host.system import System
+from membudget.machines import THIS_MACHINE, Machine, normalize
 from membudget.units import GIB, MIB
 
-#: There where the kernel has NVIDIA's driver.
-_DRIVER = "/proc/driver/nvidia/version"
 #: Left to the operating system where CPU and GPU share the memory and no table entry says how
 #: much: a tenth, and never less than 1 GiB.  An assumption, said in `notes`.
 RESERVE_SHARE, RESERVE_LEAST = 10, GIB
-#: What CUDA calls the generation of a DGX Spark's GPU.
+#: What CUDA calls the generation of a DGX Spark's GPU (facts: NVIDIA/dgx-spark-playbooks nvidia/cutile-kernels).
 SPARK_CAPABILITY = "12.1"
 
 
 class DetectError(NotAvailableError):
-    """This machine does not say how much memory it has; the message says what was tried."""
+    """This machine does not say how much memory it has: says what was tried.
 
+    code: ``driver_trouble`` or ``unreadable_driver`` (a GPU may be here), ``mig``, ``no_memory``.
+    """
 
-class System:
-    """What is asked: commands and files.  Tests put their own answers in its place."""
-
-    platform = sys.platform
-
-    def run(self, command: Sequence[str]) -> str | None:
-        """Standard output; None where the command is missing, fails or takes too long: then `trouble` says why.
-
-        A program that hung or flooded once is not asked again.
-        """
-        program, troubles = command[0], self.troubles
-        if not troubles.get(program, asking.FAILED).startswith(asking.FAILED):
-            return None
-        answer = asking.ask(command)
-        if answer.why:
-            troubles[program] = answer.why
-        return answer.text
+    def __init__(self, text: str, *, code: str, trouble: str = "") -> None:
+        super().__init__(text, code=code)
+        self.trouble = trouble  # what the NVIDIA driver's own tool did; "" where that is not the reason
 
     @property
-    def troubles(self) -> dict[str, str]:
-        """By program, how it failed: it is there, and did not answer."""
-        found: dict[str, str] = self.__dict__.setdefault("_troubles", {})
-        return found
+    def hides_gpu(self) -> bool:
+        """Whether an NVIDIA driver is here and does not answer, so that a GPU may have this memory too."""
+        return self.code in ("driver_trouble", "unreadable_driver")
 
-    def driver_trouble(self) -> str | None:
-        """Why an NVIDIA driver that is here says nothing; None where there is none, or it has not been asked.
 
-        Where nvidia-smi fails by itself and the kernel has no driver, there is no GPU to be used.
-        """
-        why = self.troubles.get("nvidia-smi")
-        if why is None or (why.startswith(asking.FAILED) and self.read(_DRIVER) is None):
-            return None
-        return f"nvidia-smi is here and gives {why}"
+def find_machine(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
+    """The machine of that name: this one, asked (`THIS_MACHINE`), else the table's (`membudget.machines.get`).
 
-    def read(self, path: str) -> str | None:
-        """A file's text; None where it cannot be read."""
-        try:
-            with open(path, encoding="utf-8") as file:
-                return file.read()
-        except (OSError, UnicodeDecodeError):
-            return None
-
-    def folder(self, path: str) -> list[str]:
-        """The names in a folder, sorted; empty where there is none."""
-        try:
-            return sorted(os.listdir(path))
-        except OSError:
-            return []
+    Raises `DetectError` where this machine does not say, and what `membudget.machines.get` raises.
+    """
+    return detect() if normalize(name) == normalize(THIS_MACHINE) else machines.get(name, files)
 
 
 _found: Machine | None = None
@@ -102,60 +70,57 @@ def _detect(system: System) -> Machine:
     found = _nvidia(system)
     if found is None and (trouble := system.driver_trouble()):
         raise DetectError(
-            f"{trouble}: whether a GPU is here, and what it holds, cannot be known. Once `nvidia-smi` answers "
-            "(a restart, or the driver installed again) it is; or name a machine with --machine"
+            f"{trouble}: whether a GPU is here, and its memory, cannot be known. Make `nvidia-smi` answer (restart, or "
+            "reinstall the driver), or name a machine with --machine",
+            code="driver_trouble",
+            trouble=trouble,
         )
     return found or _amd(system) or _cpu(system)
 
 
 def _nvidia(system: System) -> Machine | None:
-    query = "--query-gpu=name,memory.total,mig.mode.current"
-    text = system.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
-    devices = [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
-    if not devices or "No devices were found" in (text or ""):
+    try:
+        devices = nvidia_smi.visible(nvidia_smi.devices(system), system.environment())
+    except nvidia_smi.UnreadableAnswer as error:
+        raise DetectError(
+            f"{error}. Make `nvidia-smi {nvidia_smi.DEVICES} {nvidia_smi.CSV}` print a line for each GPU, or name a "
+            "machine with --machine",
+            code="unreadable_driver",
+            trouble="nvidia-smi's answer cannot be read",
+        ) from None
+    if not devices:
         return None
-    if any(len(cells) != 3 for cells in devices):
+    if any(device.mig for device in devices):
         raise DetectError(
-            f"nvidia-smi is here and its answer cannot be read: {text!r:.100}. Once "
-            f"`nvidia-smi {query} --format=csv,noheader,nounits` gives a line for each GPU it is; or name a machine "
-            "with --machine"
-        )
-    if any(cells[2] == "Enabled" for cells in devices):
-        raise DetectError(
-            f"{devices[0][0]} is cut into MIG slices, and nvidia-smi gives the whole card's memory: "
-            "write the slice into a machine file (docs/machines.md) and name it with --machine"
+            f"{devices[0].name} is cut into MIG slices, and nvidia-smi gives the whole card's memory: "
+            "write the slice into a machine file (docs/machines.md) and name it with --machine",
+            code="mig",
         )
     notes = []
     if len(devices) > 1:
         notes.append(f"{len(devices)} GPUs here; this is the one with the least memory")
-    unified = [name for name, memory, _ in devices if not memory.isdecimal()]
+    unified = [device for device in devices if device.memory is None]
     if unified:
         # GB10 and its like: "[N/A]", CUDA's total is the kernel's MemTotal.
-        memory = _meminfo(system, "MemTotal")
-        if memory is None:
-            raise DetectError(f"nvidia-smi gives no memory for {unified[0]}, and /proc/meminfo no MemTotal")
-        title, capability = unified[0], _capability(system)
+        memory = system.meminfo().get("MemTotal")
+        if not memory:
+            raise DetectError(
+                f"nvidia-smi gives no memory for {unified[0].name}, and /proc/meminfo no MemTotal", code="no_memory"
+            )
+        title, capability = unified[0].name, nvidia_smi.capability(system)
         if SPARK_GPU in title and capability not in (None, SPARK_CAPABILITY):
             notes.append(f"named {SPARK_GPU}, but its compute capability is {capability}, not {SPARK_CAPABILITY}")
         elif SPARK_GPU not in title and capability == SPARK_CAPABILITY:
             title = f"{SPARK_GPU} ({title}, compute capability {capability})"
         known = _known(SPARK_GPU if SPARK_GPU in title else title, memory)
         return _machine(title, memory, known, notes, unified=True, cuda_total=memory, source="/proc/meminfo MemTotal")
-    name, mebibytes, _ = min(devices, key=lambda cells: int(cells[1]))
-    memory = int(mebibytes) * MIB
+    memory, name = min((device.memory or 0, device.name) for device in devices)
     known = _known(name, memory)
     if known is not None and known.cuda_total:
         notes.append(f"what torch sees as total ({known.cuda_total:,} B) is the table's, not asked here")
     return _machine(
         name, memory, known, notes, cuda_total=known.cuda_total if known else None, source="nvidia-smi memory.total"
     )
-
-
-def _capability(system: System) -> str | None:
-    """The first device's compute capability, ``"12.1"``; None where an older driver does not say."""
-    text = system.run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader,nounits"])
-    first = (text or "").strip().partition("\n")[0].strip()
-    return first if first.replace(".", "", 1).isdecimal() else None
 
 
 def _amd(system: System) -> Machine | None:
@@ -179,7 +144,7 @@ def _apple(system: System) -> Machine:
     for key in ("hw.memsize", "machdep.cpu.brand_string", "iogpu.wired_limit_mb"):
         asked[key] = (system.run(["sysctl", "-n", key]) or "").strip()
     if not asked["hw.memsize"].isdecimal():
-        raise DetectError("sysctl hw.memsize gives no number: this Mac does not say how much memory it has")
+        raise DetectError("sysctl hw.memsize gives no number: this Mac's memory is unknown", code="no_memory")
     memory, chip = int(asked["hw.memsize"]), asked["machdep.cpu.brand_string"]
     if not chip.startswith("Apple"):
         return _machine(chip or "Mac", memory, None, [], unified=True, platform="cpu", source="sysctl hw.memsize")
@@ -200,20 +165,19 @@ def _apple(system: System) -> Machine:
 
 
 def _cpu(system: System) -> Machine:
-    memory = _meminfo(system, "MemTotal")
-    if memory is None:
+    memory = system.meminfo().get("MemTotal")
+    if not memory:
         raise DetectError(
             f"no nvidia-smi, no amdgpu and no MemTotal in /proc/meminfo on {system.platform}: "
-            "write this machine into a machine file (docs/machines.md)"
+            "write this machine into a machine file (docs/machines.md)",
+            code="no_memory",
         )
     notes = ["no GPU was found: the model would run on the CPU"]
     source = "/proc/meminfo MemTotal"
-    # A container's limit counts for memory the CPU uses, unlike for CUDA's.
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limit = (system.read(path) or "").strip()
-        if limit.isdecimal() and 0 < int(limit) < memory:
-            notes.append(f"{path} allows {int(limit):,} of {memory:,} B")
-            memory, source = int(limit), path
+    if found := system.cgroup_limit():  # it counts for memory the CPU uses, unlike for CUDA's
+        limit, path = found
+        notes.append(f"{path} allows {limit:,} of {memory:,} B")
+        memory, source = limit, path
     title = next(
         (
             line.partition(":")[2].strip()
@@ -273,12 +237,3 @@ def _known(name: str, memory: int) -> Machine | None:
         return None
     # DGX Spark: 119.6 to 121.7 GiB by software; the same name on a card of another size is another card.
     return known if abs(known.memory - memory) * 20 <= known.memory else None
-
-
-def _meminfo(system: System, field: str) -> int | None:
-    for line in (system.read("/proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        number = value.split()
-        if name == field and number and number[0].isdecimal() and int(number[0]):
-            return int(number[0]) * 1024
-    return None

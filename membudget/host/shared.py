@@ -1,4 +1,4 @@
-"""What the host itself asks of whoever starts something on it, whatever a budget or a machine file says of it.
+"""What this host requires of every start, whatever a budget or a machine file says of it.
 
 A machine file may be wrong about the memory, and a CPU budget may run on a DGX Spark: there the CPU's memory is the
 GPU's too, and running out hangs the host.
@@ -10,10 +10,7 @@ import functools
 
 from membudget.host import system
 from membudget.host.detect import DetectError, detect
-from membudget.host.readings import Sources
-
-#: PSI, thousandths of a percent: the share of the last 10 s in which some task waited for memory.
-WAITING = 10_000
+from membudget.host.sources import Sources
 
 
 @functools.cache
@@ -22,7 +19,7 @@ def shares_memory() -> bool:
     try:
         machine = detect()
     except DetectError as error:
-        return str(error).startswith("nvidia-smi")
+        return error.hides_gpu
     return machine.unified and machine.platform == "cuda"
 
 
@@ -31,11 +28,11 @@ def thrashing() -> str | None:
     if not shares_memory():
         return None
     pressure = Sources().pressure()
-    if not isinstance(pressure, int) or pressure < WAITING:
+    if not isinstance(pressure, int) or pressure < system.WAITING:
         return None
     return (
-        f"in the last 10 s some task waited for memory {pressure / 1000:.0f}% of the time, and a host of one memory "
-        "hangs: end what holds it first (`membudget doctor`)"
+        f"some task waited for memory {pressure / 1000:.0f}% of the last 10 s (PSI), and a host with unified memory "
+        "hangs when it runs out: free memory first (`membudget doctor`)"
     )
 
 

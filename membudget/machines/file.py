@@ -11,13 +11,14 @@ another type is an error that says file:line, the field and what is allowed.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
 from typing import Any
 
-from membudget.errors import MembudgetError
-from membudget.machines import THIS_MACHINE, Machine, UnknownMachine, counted, normalize
+from membudget.machines.machine import Machine
+from membudget.machines.names import THIS_MACHINE, MachineFileError, UnknownMachine, counted, normalize
 from membudget.text.yaml_strict import Node, Problem, read_file
 from membudget.text.yaml_strict import parse as parse_yaml
 from membudget.units import UnitError, parse_bytes
@@ -28,10 +29,6 @@ RATE = "a rate such as 273 GB/s or 3.35 TB/s"
 EXAMPLE = "`name:` and, indented below it, `memory: 24564 MiB`; see docs/machines.md"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _NAMES_ALLOWED = f"lower-case letters, digits, '-', '.', '_', and not {THIS_MACHINE}"
-
-
-class MachineFileError(MembudgetError):
-    """A machine file that cannot be read; every problem on a line: file:line, the field, what is allowed."""
 
 
 class _Refused(Exception):
@@ -116,8 +113,6 @@ def _machine(name: str, node: Node, source: str, problems: list[Problem]) -> Mac
 
 
 def _unknown_field(field: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(field, FIELDS, 1)
     return f"unknown field{f', did you mean {near[0]}?' if near else ''}; allowed: {', '.join(FIELDS)}"
 

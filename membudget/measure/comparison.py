@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
 
 from membudget.budgets.tolerance import Tolerance
+from membudget.measure.status import Status
 
 
-class Row(NamedTuple):
-    """One line of a budget's worksheet.
+class Unit(StrEnum):
+    """What a line's figures are."""
 
-    name: ``weights``, ``kv_growth``, ``break[0].outcome``.  group: the measurement it belongs to.
-    predicted: bytes, a count or a word, written before anything ran; None where nothing predicts it.
-    measured: the same; None where it was not measured.  unit: ``bytes``, ``count`` or ``word``.
-    allowed: by how much they may differ; None: the line is recorded, not judged.
-    holds: None where it was not judged.  why: where the prediction comes from.
-    note: what the measurement itself says: a suspect by name, why it is missing.
-    samples: what the measured figure was made from, one object each: sizes at some tokens, steps or users.
-    """
+    BYTES = "bytes"
+    COUNT = "count"
+    WORD = "word"
 
-    name: str
-    group: str
-    predicted: Any
-    measured: Any = None
-    unit: str = "bytes"
-    allowed: Tolerance | None = None
-    holds: bool | None = None
-    why: str = ""
-    note: str = ""
+
+class Verdict(StrEnum):
+    """How a line ended."""
+
+    OK = "ok"
+    OVER = "over"  # more was measured than is allowed
+    UNDER = "under"
+    DIFFERS = "differs"  # another word, or a figure where none can be subtracted
+    RECORDED = "recorded"  # measured, with nothing to judge it by
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a budget's worksheet."""
+
+    name: str  # weights, kv_growth, break[0].outcome
+    group: str  # the measurement it belongs to
+    predicted: Any  # bytes, a count or a word, written before anything ran; None where nothing predicts it
+    measured: Any = None  # the same; None where it was not measured
+    unit: Unit = Unit.BYTES
+    allowed: Tolerance | None = None  # by how much they may differ; None: the line is recorded, not judged
+    holds: bool | None = None  # None where it was not judged
+    why: str = ""  # where the prediction comes from
+    note: str = ""  # what the measurement itself says: a suspect by name, why it is missing
+    # what the measured figure was made from, one object each: sizes at some tokens, steps or users
     samples: tuple[dict[str, int | None], ...] = ()
 
     @property
@@ -38,47 +54,47 @@ class Row(NamedTuple):
         return None
 
     @property
-    def verdict(self) -> str:
-        """``ok``, ``over``, ``under``, ``differs``, ``recorded`` or ``not measured``."""
+    def verdict(self) -> Verdict:
+        """How the line ended."""
         if self.measured is None:
-            return "not measured"
+            return Verdict.NOT_MEASURED
         if self.holds is None:
-            return "recorded"
+            return Verdict.RECORDED
         if self.holds:
-            return "ok"
+            return Verdict.OK
         off = self.off
         if self.allowed is not None and self.allowed.kind == "below":
-            return "over"
-        return "differs" if off is None or self.unit == "word" else "over" if off > 0 else "under"
+            return Verdict.OVER
+        if off is None or self.unit == Unit.WORD:
+            return Verdict.DIFFERS
+        return Verdict.OVER if off > 0 else Verdict.UNDER
 
     def as_json(self) -> dict[str, Any]:
         """The line as a record keeps it."""
+        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.samples:
+            del found["samples"]
         return {
-            **{name: value for name, value in self._asdict().items() if name != "samples" or value},
+            **found,
             "allowed": None if self.allowed is None else str(self.allowed),
             "off": self.off,
             "verdict": self.verdict,
         }
 
 
-class Comparison(NamedTuple):
-    """A measured budget.
+@dataclass(frozen=True)
+class Comparison:
+    """A measured budget."""
 
-    status: how the measurement ended (`membudget.measure.guard.Outcome`), ``done`` when every process was.
-    why: the sentence for people when it was not.  detail: last stage, readings and stderr of what broke.
-    versions: of what was running.  readings: the machine's figures by stage.
-    seconds: how long it took.  lowest: the least memory that was available meanwhile.
-    """
-
-    budget: str
+    budget: str  # its id
     rows: tuple[Row, ...]
-    status: str = "done"
-    why: str = ""
-    detail: str = ""
-    versions: dict[str, str] = {}  # noqa: RUF012
-    readings: tuple[dict[str, Any], ...] = ()
+    status: Status = Status.DONE  # of the first process that was not done, if any
+    why: str = ""  # in words, where it was not done
+    detail: str = ""  # last stage, readings and stderr of what broke
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what was running
+    readings: tuple[dict[str, Any], ...] = ()  # the machine's figures by stage
     seconds: float = 0.0
-    lowest: int | None = None
+    lowest: int | None = None  # the least memory that was available meanwhile, bytes
 
     def of(self, *groups: str) -> list[Row]:
         """The lines of some measurements."""
@@ -91,11 +107,11 @@ class Comparison(NamedTuple):
 
 
 def judged(row: Row, measured: Any, note: str = "") -> Row:
-    """The line with what was measured, held against what it allows."""
+    """The line with what was measured, and whether that is within what it allows."""
     holds: bool | None = None
     if row.allowed is not None and measured is not None:
-        if row.unit == "word":
+        if row.unit == Unit.WORD:
             holds = measured == row.predicted
         elif row.predicted is not None or row.allowed.kind == "below":
             holds = row.allowed.allows(row.predicted or 0, measured)
-    return row._replace(measured=measured, holds=holds, note=note or row.note)
+    return replace(row, measured=measured, holds=holds, note=note or row.note)

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from membudget.errors import MembudgetError
-from membudget.host.readings import Reading, Sources, Unknown, pair
+from membudget.host.readings import Reading, Unknown, pair
+from membudget.host.sources import Sources
 
 #: Seconds that the second process may take to load torch and to touch the device.
 SECONDS = 180.0

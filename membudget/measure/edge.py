@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from membudget.errors import MembudgetError
 
 
-class Edge(NamedTuple):
-    """Where it breaks.
+@dataclass(frozen=True)
+class Edge:
+    """Where it breaks."""
 
-    most: the largest number that worked, 0 if not even 1 did.  tried: (number, worked), in order.
-    capped: everything up to the limit worked, so the edge itself was not seen.
-    """
-
-    most: int
-    tried: list[tuple[int, bool]]
-    capped: bool
+    most: int  # the largest number that worked; 0 if not even 1 did
+    tried: list[tuple[int, bool]]  # (number, worked), in order
+    capped: bool  # everything up to the limit worked, so the edge itself was not seen
 
 
-class Looking(NamedTuple):
-    """A try that begins.  low: the most that worked so far, 0 for none.  high: the least that did not, None so far."""
+@dataclass(frozen=True)
+class Looking:
+    """A try that begins."""
 
     number: int
-    low: int
-    high: int | None
+    low: int  # the most that worked so far; 0 for none
+    high: int | None  # the least that did not; None so far
 
 
 def informed(step: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

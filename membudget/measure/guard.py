@@ -20,9 +20,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass
+from typing import IO, Any
 
-from membudget.host import system
+from membudget.host import processes, system
+from membudget.measure.status import Status
 from membudget.units import GIB, short
 
 #: Where CPU and GPU share the memory, what must stay available: a step of 7.4 GiB in 3 s has been
@@ -38,7 +40,8 @@ MAX_LINE, MAX_LINES, STDERR_LINES = 2**20, 100_000, 40
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
     """What a measurement may do.  Sizes in bytes, times in seconds.
 
     peak: what it is predicted to take at most.  reserve: what must be left beside that to start.
@@ -53,7 +56,8 @@ class Limits(NamedTuple):
     process: int = 0
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """How a measurement ended.
 
     status: done (it delivered a result), refused (not started), killed (under the floor),
@@ -63,7 +67,7 @@ class Outcome(NamedTuple):
     garbage: lines it wrote that are no JSON object.
     """
 
-    status: str
+    status: Status
     why: str
     result: dict[str, Any] | None
     stages: tuple[dict[str, Any], ...]
@@ -121,7 +125,7 @@ def run(
     """
     said_no = refusal(limits, available())
     if said_no is not None:
-        return Outcome("refused", f"not started: {said_no}", None, (), "", None, 0.0, None)
+        return Outcome(Status.REFUSED, f"not started: {said_no}", None, (), "", None, 0.0, None)
     start = time.monotonic()
     child = subprocess.Popen(
         list(command),
@@ -205,11 +209,11 @@ class _Tree:
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child
-        self.seen: dict[int, int] = {}
+        self.seen: dict[int, float] = {}
 
     def look(self) -> None:
         """Note who is there now; whoever's parent ends later is not lost."""
-        self.seen.update(system.descendants([self.child.pid, *self.seen]))
+        self.seen.update(processes.descendants([self.child.pid, *self.seen]))
 
     def signal(self, number: int) -> None:
         """Send a signal to the process group and to everyone noted."""
@@ -218,7 +222,7 @@ class _Tree:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, number)
         for pid, started in self.seen.items():
-            if system.is_running(pid, started):
+            if processes.is_running(pid, started):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
 
@@ -275,19 +279,19 @@ def _outcome(
     code = child.returncode
     if ended == "floor":
         status, why = (
-            "killed",
+            Status.KILLED,
             (f"killed at {where!r}: {short(lowest or 0)} available, under the floor of {short(limits.floor)}"),
         )
     elif ended == "blind":
-        status, why = "killed", f"killed at {where!r}: available memory could no longer be read"
+        status, why = Status.KILLED, f"killed at {where!r}: available memory could no longer be read"
     elif ended == "time":
-        status, why = "timeout", f"ended at {where!r}: past its limit of {limits.seconds:g} s"
+        status, why = Status.TIMEOUT, f"ended at {where!r}: past its limit of {limits.seconds:g} s"
     elif ended == "asked":
-        status, why = "done", "ended when it was asked to"
+        status, why = Status.DONE, "ended when it was asked to"
     elif code == 0 and ears.result is not None:
-        status, why = "done", "done"
+        status, why = Status.DONE, "done"
     else:
-        status, why = "crashed", f"crashed at {where!r}: {_exit_text(code)}"
+        status, why = Status.CRASHED, f"crashed at {where!r}: {_exit_text(code)}"
         if ears.garbage:
             why += f"; {ears.garbage} lines it wrote are no JSON object"
     return Outcome(

@@ -1,4 +1,4 @@
-"""One measurement at a time on a machine: a lock file that dies with its holder."""
+"""One measurement at a time on a machine: a lock file that dies with the process that has it."""
 
 from __future__ import annotations
 
@@ -10,65 +10,62 @@ from collections.abc import Iterator
 
 from membudget.errors import NotAvailableError
 
+#: Bytes of the note that are shown.
+_SHOWN = 200
+
 
 class Busy(NotAvailableError):
-    """Another process measures on this machine: the message says which, since when, and what to do."""
+    """Another process measures on this machine: says which, since when, and what to do.
+
+    code: ``busy``; ``lock_is_link`` where the lock file is a symbolic link.
+    """
 
 
 @contextlib.contextmanager
 def machine_lock(path: str | None = None, wait_seconds: float = 0.0) -> Iterator[str]:
-    """Hold this machine for measuring; raises `Busy` when someone else does after `wait_seconds`.
+    """Lock this machine for measuring; yields the path of the lock file.
 
-    Yields the path of the lock file.  The kernel frees it when the holder ends, however it ends.
+    The kernel frees it when the process ends, however it ends.  Raises `Busy` when another process still has it after
+    `wait_seconds`, or where the lock file is a link.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no Spark and no such lock; measuring there is the user's care
-        yield ""
-        return
+    from filelock import FileLock, Timeout
+
     path = path or os.path.join(tempfile.gettempdir(), "membudget.measuring.lock")
-    with os.fdopen(_open(path), "r+", encoding="utf-8") as file:
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() >= deadline:
-                    holder = file.read(200).strip() or "another process"
-                    raise Busy(
-                        f"{holder} is measuring on this machine (lock {path}): two at once would measure each other. "
-                        "Wait for it to end, or end it"
-                    ) from None
-                time.sleep(0.05)
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')},\n")
-        file.flush()
-        try:
-            yield path
-        finally:
-            file.seek(0)
-            file.truncate()
-            file.flush()
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _open(path: str) -> int:
-    """The lock file, made where it is not there, open to every user of the machine.
-
-    It lies where anyone may write, so a link there could lead to a file of ours: none is followed.
-    """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    # It lies where anyone may write: a link there could lead to a file of ours (filelock opens with O_NOFOLLOW too).
+    if os.path.islink(path):
+        raise Busy(
+            f"the lock {path} is a symbolic link and is not followed: delete it, and find out who made it",
+            code="lock_is_link",
+        )
+    lock = FileLock(path, mode=0o666)
     try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if os.path.islink(path):
-            raise Busy(f"the lock {path} is a link, and none is followed: delete it, and ask who made it") from None
-        raise error
-    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-    with contextlib.suppress(OSError):  # another user's: theirs to open
-        os.fchmod(descriptor, 0o666)
-    return descriptor
+        lock.acquire(timeout=wait_seconds, poll_interval=0.05)
+    except Timeout:
+        raise Busy(
+            f"{_note(path)} is measuring on this machine (lock {path}): two at once would measure each other. "
+            "Wait for it to end, or end it",
+            code="busy",
+        ) from None
+    try:
+        with contextlib.suppress(OSError):
+            os.chmod(path, 0o666)  # another user's file is that user's to open
+        _write(path, f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')},\n")
+        yield path
+    finally:
+        _write(path, "")
+        lock.release()
+
+
+def _write(path: str, text: str) -> None:
+    flags = os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _note(path: str) -> str:
+    """Who has the lock, by the note in it."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_SHOWN).strip() or "another process"
+    except OSError:
+        return "another process"

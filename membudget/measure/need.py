@@ -7,7 +7,8 @@ and its like, and far too low for mixtures, MLA and recurrent layers.  Pure: no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from membudget.engines.transformers import activations
 from membudget.model import Model
@@ -23,26 +24,23 @@ MASK = 4
 _PLAIN_CACHES = {"full", "sliding", "chunked", "none", "shared"}
 
 
-class Moment(NamedTuple):
-    """One measurement at its largest.  Sizes in bytes, over the weights.
+@dataclass(frozen=True)
+class Moment:
+    """One measurement at its largest.  Sizes in bytes, over the weights."""
 
-    group: of lines.  trace: the step whose peak says it exactly, cache included; "" where nothing traces it.
-    held: the cache by then.  temporary: an upper bound of everything else, for when there is no trace.
-    room: what its own ceiling leaves; None where it has none of its own.
-    """
-
-    group: str
-    trace: str
-    held: int
-    temporary: int
-    room: int | None = None
+    group: str  # of lines
+    trace: str  # the step whose peak says it exactly, cache included; "" where nothing traces it
+    held: int  # the cache by then
+    temporary: int  # an upper bound of everything else, for when there is no trace
+    room: int | None = None  # what its own ceiling leaves; None where it has none of its own
 
 
-class Need(NamedTuple):
-    """The most that is held at once, in bytes with the weights, and what says so."""
+@dataclass(frozen=True)
+class Need:
+    """The most memory at once."""
 
-    bytes: int
-    why: str
+    bytes: int  # with the weights
+    why: str  # which measurement, and what says so
 
 
 def bound(model: Model, closed_form: int, tokens: int, sequences: int, width: int) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 from membudget.engines.vllm.profile.identity import free_source, requested_bytes, startup_check
 from membudget.engines.vllm.versions import DEFAULT
@@ -25,30 +27,37 @@ PATIENCE = 180.0
 WORKER = ("-u", "-m", "membudget.measure.worker")
 
 
-class Claim(NamedTuple):
-    """What one process will hold, in bytes.
+class Kind(StrEnum):
+    """How a process takes its memory."""
 
-    kind: ``engine`` (asks for all of it at its start) or ``notebook`` (takes as it goes).
-    """
+    ENGINE = "engine"  # all of it at its start
+    NOTEBOOK = "notebook"  # piece by piece
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one process will allocate."""
 
     name: str
     bytes: int
-    kind: str = "engine"
+    kind: Kind = Kind.ENGINE
 
 
-class Predicted(NamedTuple):
-    """fails: the name of the process that does not get its memory, "" for none.  why: with both numbers."""
+@dataclass(frozen=True)
+class Predicted:
+    """Who fails, before anything runs."""
 
-    fails: str
-    why: str
+    fails: str  # the name of the process that does not get its memory; "" for none
+    why: str  # with both numbers
 
 
-class Shown(NamedTuple):
-    """What happened.  fails: as in `Predicted`.  said: in what words.  held: bytes that each had, by name."""
+@dataclass(frozen=True)
+class Shown:
+    """What happened."""
 
-    fails: str
-    said: str
-    held: dict[str, int]
+    fails: str  # as in `Predicted`
+    said: str  # the refusal, or torch's error
+    held: dict[str, int]  # bytes that each had, by name
 
 
 def predict(first: Claim, second: Claim, reserve: int, available: int) -> Predicted:
@@ -153,7 +162,7 @@ def _second(
     held: dict[str, int],
 ) -> Shown:
     now = available()
-    if claim.kind == "engine":
+    if claim.kind == Kind.ENGINE:
         limits = guard.Limits(claim.bytes, reserve, 0, seconds + PATIENCE)
         request = _request(claim, device, claim.bytes, 0.0)
     else:  # nobody asks a notebook: its ceiling is what is there, less the reserve
@@ -174,10 +183,10 @@ def _second(
 
 def _request(claim: Claim, device: str, ceiling: int, seconds: float) -> dict[str, Any]:
     step: dict[str, Any] = {"do": "claim", "bytes": claim.bytes, "seconds": seconds}
-    if claim.kind == "notebook":
+    if claim.kind == Kind.NOTEBOOK:
         step["piece"] = PIECE
     # CUDA rounds the ceiling to a share of its total
-    own = ceiling if device == "cpu" or claim.kind == "notebook" else ceiling + 64 * MIB
+    own = ceiling if device == "cpu" or claim.kind == Kind.NOTEBOOK else ceiling + 64 * MIB
     return {"config": {}, "dtype": "bf16", "device": device, "ceiling": own, "steps": [step]}
 
 

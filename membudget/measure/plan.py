@@ -6,7 +6,8 @@ Nothing is loaded here.  A `Plan` is what `--dry-run` prints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.schema import measure_defaults
@@ -14,7 +15,7 @@ from membudget.budgets.tolerance import EXACT, Tolerance
 from membudget.engines.transformers import activations
 from membudget.engines.transformers.caches import cache_bytes
 from membudget.errors import MembudgetError
-from membudget.measure.comparison import Row
+from membudget.measure.comparison import Row, Unit
 from membudget.measure.need import Moment, Need, bound, needed
 from membudget.units import GIB, MIB, short
 
@@ -48,7 +49,8 @@ class CannotMeasure(MembudgetError):
     """This budget cannot be measured here: says why, and what could be."""
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """One measurement of one budget.
 
     device: cpu, cuda or mps.  steps: what the worker is asked to do, in order.
@@ -71,13 +73,13 @@ class Plan(NamedTuple):
     def traced(self, found: Mapping[str, Mapping[str, Any]]) -> Plan:
         """The same plan with the peak that the trace says; `found`: figures by step."""
         need = needed(self.weights, self.moments, found)
-        return self._replace(peak=need.bytes, peak_why=need.why)
+        return replace(self, peak=need.bytes, peak_why=need.why)
 
     def only(self, groups: Iterable[str]) -> Plan:
         """The plan of some groups of lines: their lines, and the most that they take."""
         wanted = set(groups)
         rows = tuple(row for row in self.rows if row.group in wanted)
-        return self._replace(rows=rows, moments=tuple(m for m in self.moments if m.group in wanted)).traced({})
+        return replace(self, rows=rows, moments=tuple(m for m in self.moments if m.group in wanted)).traced({})
 
     def text(self) -> str:
         """What would be loaded and run, for people."""
@@ -88,7 +90,7 @@ class Plan(NamedTuple):
         lines.append("  predicted")
         for row in self.rows:
             if row.predicted is not None:
-                value = short(row.predicted) if row.unit == "bytes" else f"{row.predicted}"
+                value = short(row.predicted) if row.unit is Unit.BYTES else f"{row.predicted}"
                 lines.append(f"    {row.name} {value}: {row.why}")
         return "\n".join(lines)
 
@@ -260,7 +262,7 @@ class _Maker:
                 f"+ cache {short(self._held(ctx, users))} + weights {short(self.weights)} "
                 f"under a ceiling of {short(self.ceiling)}"
             )
-            self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit="word")
+            self.row(f"{name}.outcome", "break", broken["outcome"], why, "kv_cache", unit=Unit.WORD)
             self.row(f"{name}.peak", "break", None, "the same forward on fake tensors", "activations")
             room = max(self.ceiling - self.weights, 0)
             self._moment("break", f"trace_{name}", ctx, users, attention=attention, logits=logits, room=room)
@@ -302,8 +304,8 @@ class _Maker:
             f"weights {short(self.weights)} + {most:,} x cache {short(self._held(tokens - EDGE_DECODE))} + {spike}: "
             f"{total} under a ceiling of {short(self.ceiling)}"
         )
-        self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit="count")
-        self.row("max_users_closed_form", "edge", most, why, unit="count")
+        self.row("max_users", "edge", None, "the same on fake tensors", "max_users", unit=Unit.COUNT)
+        self.row("max_users_closed_form", "edge", most, why, unit=Unit.COUNT)
         for name, why in EDGE_PARTS.items():
             self.row(name, "edge", None, why)
         room = max(self.ceiling - self.weights, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from membudget.measure.comparison import Row, judged
@@ -24,12 +25,12 @@ def rows(plan: Plan, found: Found) -> tuple[Row, ...]:
         step = _STEP.get(row.name, _STEP.get(key, key))
         figures = found.get(step)
         if figures is None:
-            made.append(row._replace(note=row.note or "it did not run"))
+            made.append(replace(row, note=row.note or "it did not run"))
         elif "error" in figures:
             broken = row.allowed is not None
-            made.append(row._replace(note=str(figures["error"]), holds=False if broken else None))
+            made.append(replace(row, note=str(figures["error"]), holds=False if broken else None))
         elif "unknown" in figures:
-            made.append(row._replace(note=str(figures["unknown"])))
+            made.append(replace(row, note=str(figures["unknown"])))
         else:
             made.append(judge(plan, row, figures, found))
     return tuple(made)
@@ -61,10 +62,10 @@ def second_process(row: Row, figures: Mapping[str, Any]) -> Row:
     alone, first, second = figures["alone"], figures["first"], figures["second"]
     both = first + second
     note = f"{short(alone)} alone; beside each other {short(first)} and {short(second)}, by {figures['source']}"
-    done = judged(row._replace(predicted=2 * alone), both, note)
+    done = judged(replace(row, predicted=2 * alone), both, note)
     if done.holds is False:
         word = "shared between them" if both < 2 * alone else "more than a second context"
-        done = done._replace(note=f"{both / max(alone, 1):.2f}x, not 2x: {word}; {note}")
+        done = replace(done, note=f"{both / max(alone, 1):.2f}x, not 2x: {word}; {note}")
     return done
 
 
@@ -76,11 +77,11 @@ def _weights(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> 
     if kept:
         names = list(figures["kept_wide"])
         why = f"{row.why} + {short(kept)} that the model's class keeps wider: {names[0]} and {len(names) - 1} more"
-        row = row._replace(predicted=row.predicted + kept, why=why)
+        row = replace(row, predicted=row.predicted + kept, why=why)
     if row.name == "loading_peak":
         return judged(row, figures["peak"] - figures["buffers"])
     done = judged(row, figures["bytes"] - figures["buffers"])
-    return done if done.holds else done._replace(note=_suspects(plan, figures))
+    return done if done.holds else replace(done, note=_suspects(plan, figures))
 
 
 def _suspects(plan: Plan, figures: Mapping[str, Any]) -> str:
@@ -115,9 +116,9 @@ def _growth(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> R
         {"tokens": point["tokens"], "batch": point["batch"], "held": point["held"] - point["counters"]}
         for point in points
     )
-    done = judged(row, slope, note)._replace(samples=seen)
+    done = replace(judged(row, slope, note), samples=seen)
     if done.holds is False and row.predicted:
-        done = done._replace(note=f"{slope / row.predicted:.2f}x; {note}")
+        done = replace(done, note=f"{slope / row.predicted:.2f}x; {note}")
     return done
 
 
@@ -141,14 +142,14 @@ def _against_trace(row: Row, figures: Mapping[str, Any], found: Found, name: str
     """The peak of a forward that fitted, against the same on fake tensors."""
     traced = found.get(name, {})
     if figures["outcome"] != "fits":
-        row = row._replace(predicted=traced.get("peak"), allowed=None)
-        return row._replace(note=f"out of memory: {figures.get('said', '')}")
+        row = replace(row, predicted=traced.get("peak"), allowed=None)
+        return replace(row, note=f"out of memory: {figures.get('said', '')}")
     if "peak" not in traced:
-        row = row._replace(allowed=None, note=str(traced.get("unknown") or traced.get("error") or "no trace"))
+        row = replace(row, allowed=None, note=str(traced.get("unknown") or traced.get("error") or "no trace"))
         return judged(row, figures["peak"])
-    done = judged(row._replace(predicted=traced["peak"]), figures["peak"])
+    done = judged(replace(row, predicted=traced["peak"]), figures["peak"])
     if done.holds is False:
-        done = done._replace(note=f"largest on fake tensors: {_largest(traced)}")
+        done = replace(done, note=f"largest on fake tensors: {_largest(traced)}")
     return done
 
 
@@ -172,9 +173,9 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
     done = judged(row, figures["outcome"], note)
     if done.holds is False and figures["outcome"] == "fits":
         note = f"an unexpected pass: the peak was {short(figures['peak'])} over the weights; {note}"
-        return done._replace(note=note)
+        return replace(done, note=note)
     if done.holds and figures["left"] > (0 if plan.device == "cpu" else WORKSPACES):
-        return done._replace(holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
+        return replace(done, holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
     return done
 
 
@@ -183,9 +184,9 @@ def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Foun
         return judged(row, figures["held"] - figures["counters"])
     samples = figures["samples"]
     seen = tuple({name: sample[name] for name in ("step", "total", "allocated", "reserved")} for sample in samples)
-    row = row._replace(samples=seen)
+    row = replace(row, samples=seen)
     if any(sample["reserved"] is None for sample in samples):
-        return row._replace(note="this device has no caching allocator: nothing is reserved beside what is allocated")
+        return replace(row, note="this device has no caching allocator: nothing is reserved beside what is allocated")
     spare = [sample["reserved"] - sample["total"] for sample in samples]
     shown = ", ".join(f"{sample['step']:,}: {short(size)}" for sample, size in zip(samples, spare, strict=True))
     return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
@@ -200,15 +201,15 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
         return _edge_part(plan, row, figures, traced)
     closed = _row(plan, "max_users_closed_form")
     if "users" in traced:
-        row = row._replace(predicted=traced["users"])
+        row = replace(row, predicted=traced["users"])
     else:
         why = f"{traced.get('unknown') or traced.get('error') or 'no trace'}; so the closed form: {closed.why}"
-        row = row._replace(predicted=closed.predicted, why=why)
+        row = replace(row, predicted=closed.predicted, why=why)
     seen = tuple({"users": number, "fits": int(ran)} for number, ran in figures["tried"])
-    done, notes = judged(row, users)._replace(samples=seen), []
+    done, notes = replace(judged(row, users), samples=seen), []
     if figures["capped"]:
         notes.append(f"everything that was tried fitted, up to {users:,}: the ceiling is not held")
-        done = done._replace(holds=False)
+        done = replace(done, holds=False)
     elif users > row.predicted:
         notes.append("more than predicted is suspicious: is the cache quantized, or the ceiling not held?")
     elif users < row.predicted:
@@ -217,7 +218,7 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
         over, spare = figures["peak"] - figures["weights"], plan.ceiling - figures["peak"]
         notes.append(f"peak {short(over)} over the weights, {short(spare)} unused")
     tried = ", ".join(f"{number}{'' if ran else ' out of memory'}" for number, ran in figures["tried"])
-    return done._replace(note="; ".join([*notes, f"tried {tried}"]))
+    return replace(done, note="; ".join([*notes, f"tried {tried}"]))
 
 
 def edge_parts(plan: Plan, figures: Mapping[str, Any]) -> dict[str, int | None]:
@@ -246,9 +247,9 @@ def _edge_part(plan: Plan, row: Row, figures: Mapping[str, Any], traced: Mapping
     size = edge_parts(plan, figures)[row.name]
     if size is None:
         unknown = row.name == "edge_fragmentation" and figures["peak"] is not None
-        return row._replace(note="this device has no caching allocator" if unknown else "not even one ran")
+        return replace(row, note="this device has no caching allocator" if unknown else "not even one ran")
     expected = _edge_expected(plan, figures["users"], traced).get(row.name)
-    return judged(row._replace(predicted=expected), size, f"with {figures['users']:,} users")
+    return judged(replace(row, predicted=expected), size, f"with {figures['users']:,} users")
 
 
 def _gap(plan: Plan, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> str:

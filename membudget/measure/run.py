@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.errors import MembudgetError
-from membudget.host import asking, system
+from membudget.host import nvidia_smi, system
 from membudget.host import shared as host
 from membudget.machines import Machine
 from membudget.measure import guard, lock
@@ -22,6 +23,7 @@ from membudget.measure.comparison import Comparison
 from membudget.measure.edge import informed
 from membudget.measure.plan import PROCESS, Plan
 from membudget.measure.results import rows
+from membudget.measure.status import Status
 from membudget.units import short
 
 #: Seconds that one process may take.
@@ -30,7 +32,8 @@ SECONDS_CPU = 600.0
 WORKER = ("-u", "-m", "membudget.measure.worker")
 
 
-class Settings(NamedTuple):
+@dataclass(frozen=True)
+class Settings:
     """How to measure.
 
     floor: available memory under which a process is killed; None for the machine's default.
@@ -89,7 +92,7 @@ def outlook(plan: Plan, settings: Settings | None = None) -> tuple[bool, str]:
     there = free_on_card() if card else settings.available()
     room = _needs_on_card(plan, there or 0) if card else guard.needs(limits(plan, settings), there or 0)
     lacks = missing("cuda" if plan.device == "cuda" else "cpu")
-    if lacks:
+    if lacks is not None:
         return False, f"the memory is there, but it would not start: {lacks}; it {room}"
     return True, f"it would start: {room}"
 
@@ -113,13 +116,14 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
             outcome = _run(kept, [informed(step, found) for step in part], settings)
             ended.append(outcome)
             found.update(_found(outcome))
-            if outcome.status == "refused":
+            if outcome.status == Status.REFUSED:
                 break
             kept = kept.traced(found)  # what comes next is loaded for real
     return _compared(kept, found, ended)
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """One plan among several: its steps (groups of lines, all if None), and a hook of its own."""
 
     plan: Plan
@@ -136,7 +140,7 @@ def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[C
             raise MembudgetError(f"{job.plan.budget.id} is for {job.plan.device}: only the CPU's are measured together")
         plan, chosen = _chosen(job.plan, job.steps)
         kept.append(plan)
-        requests.append(_request(plan, chosen, settings._replace(hook=job.hook or settings.hook), plan.ceiling))
+        requests.append(_request(plan, chosen, replace(settings, hook=job.hook or settings.hook), plan.ceiling))
         allowed.append(_first(plan, chosen, limits(plan, settings)))
     most = guard.Limits(
         max(item.peak for item in allowed),
@@ -155,13 +159,13 @@ def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[C
     codes = (outcome.result or {}).get("codes", [])
     done = []
     for number, plan in enumerate(kept):
-        own = outcome._replace(stages=tuple(stage for stage in outcome.stages if stage.get("job") == number))
-        if outcome.status == "done" and codes[number] != 0:
+        own = replace(outcome, stages=tuple(stage for stage in outcome.stages if stage.get("job") == number))
+        if outcome.status == Status.DONE and codes[number] != 0:
             why = f"crashed at {own.last_stage!r}: exit code {codes[number]}"
-            own = own._replace(status="crashed", why=why)
+            own = replace(own, status=Status.CRASHED, why=why)
         own = _refusal_of(own)
         seconds = sum(float(stage.get("seconds", 0)) for stage in own.stages)
-        done.append(_compared(plan, _found(own), [own._replace(seconds=seconds)]))
+        done.append(_compared(plan, _found(own), [replace(own, seconds=seconds)]))
     return done
 
 
@@ -175,14 +179,14 @@ def _chosen(plan: Plan, steps: Iterable[str] | None) -> tuple[Plan, list[dict[st
 def _first(plan: Plan, steps: Sequence[Mapping[str, Any]], allowed: guard.Limits) -> guard.Limits:
     """What a process needs to start that traces before it loads anything, and then looks again (`_request`)."""
     if any(step["do"].startswith("trace") for step in steps):
-        return allowed._replace(peak=min(allowed.peak, plan.weights + PROCESS))
+        return replace(allowed, peak=min(allowed.peak, plan.weights + PROCESS))
     return allowed
 
 
 def _refusal_of(outcome: guard.Outcome) -> guard.Outcome:
     """A worker that traced and then did not load anything was refused."""
     why = next((stage["refused"] for stage in outcome.stages if "refused" in stage), None)
-    return outcome if why is None else outcome._replace(status="refused", why=f"not started: {why}")
+    return outcome if why is None else replace(outcome, status=Status.REFUSED, why=f"not started: {why}")
 
 
 def run_step(
@@ -222,14 +226,14 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
     request = _request(plan, steps, settings, plan.ceiling if own else plan.peak + PROCESS)
     allowed = limits(plan, settings)
     if fake:
-        allowed = allowed._replace(peak=PROCESS)
+        allowed = replace(allowed, peak=PROCESS)
     elif plan.device == "cpu":
         allowed = _first(plan, steps, allowed)
     elif plan.device == "cuda" and not plan.budget.machine.unified:
         why = _refused_on_card(plan)
         if why is not None:
-            return guard.Outcome("refused", f"not started: {why}", None, (), "", None, 0.0, None)
-        allowed = allowed._replace(peak=2 * PROCESS)  # of the host's memory
+            return guard.Outcome(Status.REFUSED, f"not started: {why}", None, (), "", None, 0.0, None)
+        allowed = replace(allowed, peak=2 * PROCESS)  # of the host's memory
     outcome = guard.run(
         [settings.python, *WORKER],
         request,
@@ -238,14 +242,18 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
         report=settings.report,
         environment={**os.environ, **environment} if environment else None,
     )
-    if outcome.status == "refused":
-        return outcome._replace(why=because(outcome.why, "" if fake else plan.peak_why) or "")
+    if outcome.status == Status.REFUSED:
+        return replace(outcome, why=because(outcome.why, "" if fake else plan.peak_why) or "")
     return _refusal_of(outcome)
 
 
 def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceiling: int) -> dict[str, Any]:
     allowed = limits(plan, settings)
-    start = {"weights": plan.weights, "moments": plan.moments, "beside": max(allowed.reserve, allowed.floor)}
+    start = {
+        "weights": plan.weights,
+        "moments": [astuple(moment) for moment in plan.moments],
+        "beside": max(allowed.reserve, allowed.floor),
+    }
     if settings.available is not system.available:
         start["available"] = settings.available()
     return {
@@ -266,10 +274,10 @@ def available_on(machine: Machine) -> Callable[[], int | None]:
 
 
 def free_on_card() -> int | None:
-    """Bytes that are free on the first card, by nvidia-smi; None where it does not say."""
-    said = asking.ask(["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]).text or ""
-    first = said.split()[:1]
-    return int(first[0]) * 2**20 if first and first[0].isdecimal() else None
+    """Bytes that are free on the card that is measured on, by nvidia-smi; None where it does not say."""
+    here = system.System()
+    card = nvidia_smi.card(here)
+    return nvidia_smi.free(here, card.uuid) if card is not None else None
 
 
 def _refused_on_card(plan: Plan) -> str | None:
@@ -291,7 +299,7 @@ def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:
 
 
 def _compared(plan: Plan, found: dict[str, dict[str, Any]], ended: list[guard.Outcome]) -> Comparison:
-    bad = next((outcome for outcome in ended if outcome.status != "done"), None)
+    bad = next((outcome for outcome in ended if outcome.status != Status.DONE), None)
     readings = [stage["readings"] for outcome in ended for stage in outcome.stages if "readings" in stage]
     versions: dict[str, str] = {}
     for outcome in ended:
@@ -299,14 +307,14 @@ def _compared(plan: Plan, found: dict[str, dict[str, Any]], ended: list[guard.Ou
             versions.update(stage.get("versions", {}))
     lowest = [outcome.lowest for outcome in ended if outcome.lowest is not None]
     detail = ""
-    if bad is not None and bad.status != "refused":
+    if bad is not None and bad.status != Status.REFUSED:
         at = readings[-1] if readings else {}
         figures = {name: at.get(name) for name in ("mem_available", "cuda_free", "torch_allocated", "rss")}
         detail = f"last stage  {bad.last_stage}\nreadings    {figures}\nstderr      {bad.stderr[-3000:]}"
     return Comparison(
         plan.budget.id,
         rows(plan, found),
-        "done" if bad is None else bad.status,
+        Status.DONE if bad is None else bad.status,
         "" if bad is None else bad.why,
         detail,
         versions,

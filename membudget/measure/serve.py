@@ -16,12 +16,14 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.schema import measure_defaults
 from membudget.engines.vllm.logs.log import parse_file
 from membudget.engines.vllm.logs.record import EngineLog, Figure
+from membudget.engines.vllm.options import DECLARED
 from membudget.engines.vllm.pool.plan import plan_pool
 from membudget.engines.vllm.pool.result import PoolError, PoolRequest
 from membudget.engines.vllm.versions import DEFAULT
@@ -29,8 +31,9 @@ from membudget.errors import MembudgetError
 from membudget.host import shared as host
 from membudget.host import system
 from membudget.measure import guard, lock
-from membudget.measure.comparison import Comparison, Row, judged
+from membudget.measure.comparison import Comparison, Row, Unit, judged
 from membudget.measure.run import free_on_card
+from membudget.measure.status import Status
 from membudget.planning.capacity import engine_limit
 from membudget.planning.ledger import Ledger, predict
 from membudget.text.sanitize import printable
@@ -43,6 +46,8 @@ CPU_PROCESSES = 3 * GIB
 #: Where the head of several machines is reached, for vLLM's own multi-node executor; or a Ray cluster.
 MASTER, RAY = "MEMBUDGET_MASTER_ADDR", "RAY_ADDRESS"
 _GROUP = "served"
+#: The one engine that is served here.
+SERVED = DECLARED.name
 _DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FLAGS = ("max_num_seqs", "block_size", "kv_cache_memory_bytes")
 
@@ -51,16 +56,17 @@ class CannotServe(MembudgetError):
     """A budget that says too little, or asks for what vLLM has no flag for: says what to change."""
 
 
-class Serving(NamedTuple):
-    """What will be started.  command: without port.  claim: bytes that it may take.  rows: predictions, unmeasured."""
+@dataclass(frozen=True)
+class Serving:
+    """What will be started."""
 
     budget: Budget
-    command: tuple[str, ...]
-    model: str
-    dummy: bool
-    claim: int
-    why: str
-    rows: tuple[Row, ...]
+    command: tuple[str, ...]  # without a port
+    model: str  # what stands for the model in `command`
+    dummy: bool  # random weights
+    claim: int  # bytes that it may take
+    why: str  # where the claim comes from
+    rows: tuple[Row, ...]  # predictions, unmeasured
 
 
 def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]:
@@ -92,8 +98,8 @@ def flags(budget: Budget) -> list[str]:
     Raises `CannotServe`.
     """
     engine, form, options = budget.engine, budget.format.name, budget.engine.options
-    if engine.name != "vllm":
-        raise CannotServe(f"engine is {engine.name}; only a budget with `engine: {{vllm: ...}}` is served")
+    if engine.name != SERVED:
+        raise CannotServe(f"engine is {engine.name}; only a budget with `engine: {{{SERVED}: ...}}` is served")
     if engine.gpu_memory_utilization is None and "kv_cache_memory_bytes" not in options:
         raise CannotServe(
             "what vLLM may claim is not said: add engine.vllm.gpu_memory_utilization (on unified memory it must "
@@ -179,11 +185,12 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
     """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
     allowed = {**measure_defaults(), **budget.measure}
     fixed = budget.engine.options.get("kv_cache_memory_bytes")
-    stages = ledger.stages or (ledger,)
-    first = stages[0]  # the head's log is that of rank 0
-    rows = [Row("served.weights", _GROUP, first.weights, allowed=allowed["weights"], why=first.lines[0].why)]
+    stages = [ledger.ranks[place].sums for place in range(0, len(ledger.ranks), budget.tensor_parallel)]
+    stages = stages or [ledger.sums]
+    first = (ledger.ranks or (ledger,))[0]  # the head's log is that of rank 0
+    rows = [Row("served.weights", _GROUP, first.sums["weights"], allowed=allowed["weights"], why=first.lines[0].why)]
     limit = engine_limit(budget) or 0
-    beside = [stage.weights + stage.activations + sum(budget.overhead.values()) for stage in stages]
+    beside = [stage["weights"] + stage["activations"] + sum(budget.overhead.values()) for stage in stages]
     available = [limit - size if fixed is None else fixed for size in beside]
     if fixed is None:
         why = f"{both(limit)} claimed less {both(beside[0])} of weights, step and overhead"
@@ -193,10 +200,10 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
         raise CannotServe(f"vLLM would refuse to start: {pool.error}")
     why = f"{both(pool.available)} / {pool.bytes_per_block:,} bytes a block"
     counts = (("num_blocks", pool.num_blocks), ("pool_tokens", pool.tokens))
-    rows += [Row(name, _GROUP, size, unit="count", allowed=allowed[name], why=why) for name, size in counts]
+    rows += [Row(name, _GROUP, size, unit=Unit.COUNT, allowed=allowed[name], why=why) for name, size in counts]
     hundredths = round(pool.max_concurrency * 100)
     rows.append(
-        Row("max_concurrency_x100", _GROUP, hundredths, unit="count", allowed=allowed["max_concurrency"],
+        Row("max_concurrency_x100", _GROUP, hundredths, unit=Unit.COUNT, allowed=allowed["max_concurrency"],
             why=f"{pool.num_blocks:,} blocks / {pool.blocks_per_request:,} a request of {pool.request_len:,} tokens")
     )  # fmt: skip
     return rows
@@ -247,9 +254,9 @@ def outlook(made: Serving) -> tuple[bool, str]:
         return False, why
     room = guard.needs(limits(made), system.available() or 0)
     lacks = missing("cuda", needs_torch=False) if made.budget.machine.platform == "cuda" else None
-    lacks = lacks or no_command(made.command[0])
-    if lacks:
-        return False, f"the memory is there, but it would not start: {lacks}; it {room}"
+    reason = str(lacks) if lacks else no_command(made.command[0])
+    if reason:
+        return False, f"the memory is there, but it would not start: {reason}; it {room}"
     return True, f"it would start: {room}"
 
 
@@ -287,7 +294,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="membudget-serve-") as folder, lock.machine_lock(lock_file, wait):
         reason = refused(made, available)
         if reason is not None:
-            outcome = guard.Outcome("refused", f"not started: {reason}", None, (), "", None, 0.0, None)
+            outcome = guard.Outcome(Status.REFUSED, f"not started: {reason}", None, (), "", None, 0.0, None)
             return compared(made, outcome, ())
         command = list(made.command)
         if made.dummy:
@@ -312,17 +319,17 @@ def compared(made: Serving, outcome: guard.Outcome, engines: Sequence[EngineLog]
     engine = engines[-1] if engines else None
     rows = [_measured(row, engine, said) for row in made.rows]
     asked = (outcome.result or {}).get("completion_tokens")  # an integer: the child has seen to it
-    rows.append(
-        judged(Row("answered", _GROUP, 4, unit="count", allowed=measure_defaults()["kv_cache"], why="tokens asked for"),
-               asked, "" if asked is not None else "no answer")
-    )  # fmt: skip
+    answered = Row(
+        "answered", _GROUP, 4, unit=Unit.COUNT, allowed=measure_defaults()["kv_cache"], why="tokens asked for"
+    )
+    rows.append(judged(answered, asked, "" if asked is not None else "no answer"))
     versions = {"vllm": engine.version} if engine is not None and engine.version else {}
     status, why = outcome.status, outcome.why
-    if status == "done" and (outcome.result or {}).get("error"):
-        status, why = "crashed", str((outcome.result or {})["error"])
-    detail = "" if status == "done" else "\n".join(filter(None, [outcome.stderr, tail]))
+    if status == Status.DONE and (outcome.result or {}).get("error"):
+        status, why = Status.CRASHED, str((outcome.result or {})["error"])
+    detail = "" if status is Status.DONE else "\n".join(filter(None, [outcome.stderr, tail]))
     return Comparison(
-        made.budget.id, tuple(rows), status, "" if status == "done" else why, detail, versions, outcome.stages,
+        made.budget.id, tuple(rows), status, "" if status is Status.DONE else why, detail, versions, outcome.stages,
         outcome.seconds, outcome.lowest,
     )  # fmt: skip
 
@@ -345,7 +352,7 @@ def _measured(row: Row, engine: EngineLog | None, metrics: dict[str, str]) -> Ro
         return judged(row, round(exact * times), "by /metrics")
     found: Figure | None = engine.get(figure) if engine is not None else None
     if found is None:
-        return row._replace(note="the log does not say it")
+        return replace(row, note="the log does not say it")
     if found.low * times <= row.predicted <= found.high * times:
         return judged(row, row.predicted, f"printed as {found.printed}")
     return judged(row, round(float(found.value) * times), f"printed as {found.printed}")

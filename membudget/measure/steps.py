@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -105,12 +106,13 @@ def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> 
 
 def _teller(name: str, report: Report) -> Callable[[Looking], None]:
     """Reports each try of a search before it is made."""
-    return lambda looking: report(name, {"looking": looking._asdict()})
+    return lambda looking: report(name, {"looking": asdict(looking)})
 
 
 def context(bench: Bench, step: dict[str, Any]) -> Figures:
     """What the first touch of the device takes beside any tensor, as the driver sees it."""
-    from membudget.host.readings import Unknown, snap
+    from membudget.host.readings import Unknown
+    from membudget.host.sources import snap
 
     if bench.device != "cuda":
         return {"unknown": "only CUDA has a context"}
@@ -325,7 +327,7 @@ def edge(bench: Bench, step: dict[str, Any]) -> Figures:
 
 def second_context(bench: Bench, step: dict[str, Any]) -> Figures:
     """What two processes that touched the device hold there, beside what one held (`membudget.measure.contexts`)."""
-    from membudget.host.readings import Sources
+    from membudget.host.sources import Sources
     from membudget.measure import contexts
 
     if bench.device != "cuda":

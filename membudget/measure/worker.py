@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from membudget.host.readings import snap
+from membudget.host.sources import snap
 
 _PR_SET_PDEATHSIG = 1
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from membudget.model.caches import CacheShape, CacheSpec, State, summarize
+from membudget.model.closest import closest
 from membudget.model.config import Config, ConfigError, load
 from membudget.model.defaults import class_defaults
 from membudget.model.families import Family, all_families, find
@@ -127,8 +128,6 @@ def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownMod
         return UnknownModelType(
             f"--as {as_type}: no recipe has this name. Known are: {', '.join(sorted(all_families()))}"
         )
-    from membudget.model.closest import closest
-
     near = closest(config)
     hint = (
         f"By its keys it is closest to {near}: --as {near} tries that recipe at your word "

@@ -6,6 +6,7 @@ nothing is guessed.  No recipe reads the JSON directly.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from json import loads
@@ -46,10 +47,11 @@ class Config:
     source: the file or id it came from, for error messages.
     raw: the whole document.  text: the mapping that describes the text model.
     model_type: of the text model.  wrapper: of the whole document, when it differs.
+    hf_quant_config: what ModelOpt's hf_quant_config.json beside it says, where there is one.
     defaults: the class's values for keys that the file leaves out altogether.
     """
 
-    __slots__ = ("_aliases", "_memo", "defaults", "model_type", "raw", "source", "text", "wrapper")
+    __slots__ = ("_aliases", "_memo", "defaults", "hf_quant_config", "model_type", "raw", "source", "text", "wrapper")
 
     def __init__(self, raw: Mapping[str, Any], source: str = "config") -> None:
         if not isinstance(raw, Mapping):
@@ -61,6 +63,7 @@ class Config:
         self.model_type: str = model_type
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
+        self.hf_quant_config: Mapping[str, Any] | None = None
         self._memo: dict[Any, Any] = {}
         if any(isinstance(place.get("model_type", ""), (list, dict)) for place in (raw, self.text)):
             raise ConfigError(f'{source}: model_type is no string; one from the hub is, for example "llama"')
@@ -91,6 +94,7 @@ class Config:
         config = object.__new__(Config)
         config.source, config.raw, config.text = self.source, self.raw, text
         config.wrapper, config.model_type = self.wrapper, self.model_type
+        config.hf_quant_config = self.hf_quant_config
         config.defaults, config._aliases, config._memo = self.defaults, self._aliases, {}
         return config
 
@@ -329,7 +333,6 @@ def _number(value: int) -> str:
 
 
 def _show(value: object) -> str:
-    import json
 
     text = json.dumps(value) if isinstance(value, (str, int, float, bool)) else f"{_type_name(value)}"
     return text if len(text) <= 60 else text[:57] + "..."

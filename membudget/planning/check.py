@@ -1,6 +1,6 @@
 """A budget's prediction against what its author expects: does it hold, and where not.
 
-verdict = judge(budget)
+verdict = check(budget)
 verdict.passed, verdict.broken      membudget.report.failure makes the message
 """
 
@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.tolerance import Expectation
+from membudget.engines.base import Limit
+from membudget.engines.buckets import width_of
 from membudget.engines.transformers import activations
 from membudget.errors import MembudgetError
 from membudget.formats import kv
-from membudget.planning.capacity import activation_width
-from membudget.planning.ledger import BUCKETS, SHARE, Ledger, predict
+from membudget.planning.ledger import BUCKETS, Ledger, predict
 from membudget.units import short
 
 
@@ -54,7 +55,7 @@ class Verdict(NamedTuple):
         return [item for item in self.findings if not item.holds]
 
 
-def judge(budget: Budget) -> Verdict:
+def check(budget: Budget) -> Verdict:
     """Predict a budget and hold it against its `expect` and `break`; without `fits` it must fit."""
     try:
         ledger = predict(budget)
@@ -65,7 +66,7 @@ def judge(budget: Budget) -> Verdict:
                 findings.append(_finding(budget, field, f"expect.{field}", predicted, expected, why))
         for place, broken in enumerate(budget.breaks):
             findings += _breakage(ledger, place, broken)
-    except ValueError as error:  # a format that does not apply to this model, a config that contradicts itself
+    except MembudgetError as error:  # a format that does not apply to this model, a config that contradicts itself
         return Verdict(budget, None, (), str(error))
     return Verdict(budget, ledger, tuple(findings))
 
@@ -80,8 +81,8 @@ def _fits(ledger: Ledger) -> Finding:
     budget = ledger.budget
     expected = budget.expect.get("fits", True)
     line = budget.where.get("expect.fits", budget.line)
-    if expected and ledger.broken_by == SHARE:
-        line = budget.where.get(f"engine.vllm.{SHARE}", line)
+    if expected and ledger.answer.limiting is Limit.SHARE:
+        line = budget.where.get(f"engine.{budget.engine.name}.{Limit.SHARE}", line)
     return Finding("fits", ledger.fits, expected, ledger.fits == expected, ledger.verdict, line)
 
 
@@ -95,7 +96,7 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     budget, name, ceiling = ledger.budget, f"break[{place}]", ledger.budget.ceiling
     if ceiling is None:
         raise MembudgetError("break needs a ceiling: the most memory that it may take, as in `ceiling: 40 GiB`")
-    model, width = budget.model, activation_width(budget)
+    model, width = budget.model, width_of(budget.format)
     ctx, users = broken.get("ctx", budget.ctx), broken.get("users", 1)
     attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
     peak = activations.prefill(model, ctx * users, sequences=users, attention=attention, logits=logits, width=width)
@@ -123,7 +124,7 @@ def _bucket(name: str) -> Callable[[Ledger], tuple[int, str]]:
 
 
 def _logits(ledger: Ledger) -> tuple[int, str]:
-    budget, width = ledger.budget, activation_width(ledger.budget)
+    budget, width = ledger.budget, width_of(ledger.budget.format)
     size = activations.logits_bytes(budget.model, budget.ctx, width)
     rows = size // (budget.ctx * width)
     return size, f"{budget.ctx:,} positions x {rows:,} words x {width} bytes"
@@ -136,7 +137,7 @@ def _parts(ledger: Ledger) -> str:
 def _cache_formula(ledger: Ledger) -> str:
     """What the layers keep of one token, alike layers together, in elements."""
     alike: dict[str, int] = {}
-    for spec in ledger.held.model.caches:
+    for spec in (ledger.tightest_rank or ledger.budget).model.caches:
         parts = [f"{spec.kv_heads} KV heads x ({spec.k_dim} + {spec.v_dim})"] if spec.kv_heads else []
         parts += [f"({spec.latent} + {spec.rope})"] if spec.latent else []
         parts += [f"{spec.index} of the indexer"] if spec.index else []

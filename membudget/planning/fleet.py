@@ -29,7 +29,7 @@ from membudget.formats import Format
 from membudget.machines import Machine
 from membudget.model import CacheSpec, Model
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, every, fewest
-from membudget.planning.suggestions import users_text
+from membudget.planning.words import users_text
 
 #: A published assumption for prefill: 4.5 GB, and 0.00035 GB for every token of the prompt.
 PREFILL_BASE, PREFILL_PER_TOKEN = 4_500_000_000, 350_000

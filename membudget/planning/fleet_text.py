@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from membudget.planning.fleet import BOUND, Fleet, Kind
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, nearest, smallest
-from membudget.planning.suggestions import users_text
+from membudget.planning.words import users_text
 from membudget.units import GB, GIB, both, short
 
 NOT_LAID_OUT = (

@@ -12,19 +12,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from membudget.budgets.budget import Budget
-from membudget.engines.vllm.parallel.layouts import MOST
-from membudget.engines.vllm.parallel.ranks import stages
-from membudget.formats import FormatError, kv
-from membudget.planning.ledger import predict
+from membudget.engines.base import LayoutError
+from membudget.formats import kv
+from membudget.planning.capacity import prepared
 
-#: No layout of more devices is tried.
-MOST_DEVICES = 128
+#: No layout of more devices is tried, nor more ranks that share every layer: no model here has more heads.
+MOST_DEVICES, MOST = 128, 256
 
 
 class Layout(NamedTuple):
     """One layout: `tensor_parallel` x `pipeline_parallel` devices.
 
     refused: why vLLM has no such layout or it is not known here, None where it is planned.
+    unknown: whether it is not vLLM that refuses: what a device would hold is not known here.
     headroom: bytes that the tightest device has left, negative where it does not fit; None where refused.
     max_users: the most that fit at the budget's context.  fits: whether the budget's users do.
     """
@@ -35,16 +35,12 @@ class Layout(NamedTuple):
     headroom: int | None = None
     max_users: int = 0
     fits: bool = False
+    unknown: bool = False
 
     @property
     def devices(self) -> int:
         """Devices that it takes."""
         return self.tensor_parallel * self.pipeline_parallel
-
-    @property
-    def unknown(self) -> bool:
-        """Whether it is not vLLM that refuses: what a device would hold is not known here."""
-        return self.refused is not None and self.refused.endswith(("is not known here", "is not written"))
 
     @property
     def title(self) -> str:
@@ -105,25 +101,19 @@ def nearest(layouts: list[Layout]) -> Layout | None:
 
 
 def tried(budget: Budget, tp: int, pp: int) -> Layout:
-    """One layout as `predict` has it."""
-    if tp * pp > 1:
-        try:
-            # As `layouts.laid_out`, without its advice: which sizes are allowed is what the table shows.
-            stages(budget.model, budget.format, tp, pp)
-        except FormatError as error:
-            return Layout(tp, pp, refused=_first(str(error)))
-    ledger = predict(budget._replace(machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp))
-    return Layout(tp, pp, None, ledger.headroom, ledger.max_users, ledger.fits)
+    """One layout as `membudget.planning.ledger.predict` has it, without the advice for one that is refused."""
+    budget = budget._replace(machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp)
+    try:
+        plan = prepared(budget)
+    except LayoutError as error:
+        return Layout(tp, pp, refused=error.reason, unknown=not error.known)
+    headroom = plan.headroom(budget.ctx, budget.users)
+    return Layout(tp, pp, None, headroom, plan.users(budget.ctx, budget.users), headroom >= 0)
 
 
 def _stages(budget: Budget, most: int) -> int:
     """Pipeline stages that the model has layers for, up to `most`."""
     return min(most, len(budget.model.caches) or 1)
-
-
-def _first(text: str) -> str:
-    """The sentence that says why, without the list of what is known and the advice for a plan."""
-    return text.partition("; ")[0].partition(". Write")[0].removesuffix(".")
 
 
 __all__ = ["MOST_DEVICES", "Layout", "every", "fewest", "nearest", "smallest", "tried"]

@@ -6,32 +6,29 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from membudget import formats
-from membudget.budgets.budget import ENGINES, GGUF, Budget
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Smaller, gguf_engine, kind_of
+from membudget.data.defaults import IDLE_SHARE, MOST_SHARE, SPARK_GPU
 from membudget.formats import kv
-from membudget.machines import IDLE_SHARE, SPARK_GPU, Machine
+from membudget.machines import Machine
 from membudget.planning.capacity import (
     engine_limit,
     fits,
-    held,
     kv_request,
     max_ctx,
     max_users,
+    prepared,
     share_that_leaves,
     takes_the_systems,
     total_of,
 )
+from membudget.planning.words import users_text
 
-#: The most that is suggested of a card of its own: CUDA's context and what vLLM does not foresee need the rest.
-MOST_SHARE = 0.95
-
-
-#: A prefill step that is suggested where a larger one does not fit.
-SMALL_STEP = 512
 #: The values of a change that are the engine's.
 ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
 
 
-class Change(NamedTuple):
+class Suggestion(NamedTuple):
     """What makes a budget fit: the change in words, the bytes it frees, the fields that it sets.
 
     values: by their names in a budget; those of `ENGINE_VALUES` are the engine's (`applied` sets them all).
@@ -41,8 +38,12 @@ class Change(NamedTuple):
     frees: int
     values: dict[str, str | int | float]
 
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return self._asdict()
 
-def suggest(budget: Budget) -> list[Change]:
+
+def suggest(budget: Budget) -> list[Suggestion]:
     """Changes after each of which this budget, which does not fit, would; those that free the least come first."""
     if takes_the_systems(budget):
         return _with_a_smaller_share(budget)
@@ -51,16 +52,16 @@ def suggest(budget: Budget) -> list[Change]:
     users = max_users(budget)
     if users:
         text = f"{users_text(users)} instead of {budget.users:,}"
-        found.append(Change(text, request * (budget.users - users), {"users": users}))
+        found.append(Suggestion(text, request * (budget.users - users), {"users": users}))
     ctx = max_ctx(budget)
     if ctx:
         text = f"{ctx:,} tokens of context instead of {budget.ctx:,}"
-        found.append(Change(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
+        found.append(Suggestion(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
     small = _with_small_cache(budget)
     if small is not budget and fits(small):
         frees = (request - kv_request(small, budget.ctx)) * budget.users
-        found.append(Change(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
-    kind = ENGINES[budget.engine.name]
+        found.append(Suggestion(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
+    kind = kind_of(budget.engine.name)
     found += _lighter(budget, kind.smaller)
     for other in _lighter_engines(budget):
         if fits(other):
@@ -74,7 +75,13 @@ def suggest(budget: Budget) -> list[Change]:
     )
 
 
-def applied(budget: Budget, change: Change) -> Budget:
+def foreign_formats() -> tuple[str, ...]:
+    """Those among the suggested formats that the GGUF engine reads and the others do not."""
+    kind = gguf_engine()
+    return tuple(dict.fromkeys(one.format for one in (*kind.smaller, *kind.smallest)))
+
+
+def applied(budget: Budget, change: Suggestion) -> Budget:
     """The budget with a change made."""
     engine: dict[str, Any] = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
     other: dict[str, Any] = {name: value for name, value in change.values.items() if name not in ENGINE_VALUES}
@@ -85,7 +92,7 @@ def applied(budget: Budget, change: Change) -> Budget:
 
 def nothing_helps(budget: Budget) -> str:
     """What was tried where `suggest` has nothing: ``not even 1 user with 1 token with awq weights ...``."""
-    kind = ENGINES[budget.engine.name]
+    kind = kind_of(budget.engine.name)
     share = share_that_leaves(budget) if takes_the_systems(budget) else None
     light = _lightest(budget if share is None else _shared(budget, share))
     *_, least = [light, *_smaller(light, (*kind.smaller, *kind.smallest))]
@@ -97,7 +104,7 @@ def nothing_helps(budget: Budget) -> str:
     return f"nothing that membudget knows helps: not even 1 user with 1 token{changed}"
 
 
-def _with_a_smaller_share(budget: Budget) -> list[Change]:
+def _with_a_smaller_share(budget: Budget) -> list[Suggestion]:
     """The largest share that leaves the operating system its part, alone or with what else is then too much."""
     share = share_that_leaves(budget)
     if share is None:
@@ -106,9 +113,9 @@ def _with_a_smaller_share(budget: Budget) -> list[Change]:
     frees = (engine_limit(budget) or 0) - (engine_limit(smaller) or 0)
     text, values = f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
     if fits(smaller):
-        return [Change(f"{text} instead of {budget.engine.gpu_memory_utilization}", frees, {**values})]
+        return [Suggestion(f"{text} instead of {budget.engine.gpu_memory_utilization}", frees, {**values})]
     return [
-        Change(f"{text} with {change.text}", frees + change.frees, {**values, **change.values})
+        Suggestion(f"{text} with {change.text}", frees + change.frees, {**values, **change.values})
         for change in suggest(smaller)
     ]
 
@@ -153,26 +160,25 @@ def _lighter_engines(budget: Budget) -> Iterator[Budget]:
 def _lightest(budget: Budget) -> Budget:
     """The budget with every setting of its engine at its lightest."""
     engine = budget.engine
-    step = min(engine.max_num_batched_tokens, SMALL_STEP)
-    if engine.name == "transformers":  # a plain forward takes every prompt at once
-        step = engine.max_num_batched_tokens
+    step, small = engine.max_num_batched_tokens, kind_of(engine.name).small_step
+    step = step if small is None else min(step, small)
     share = _largest_share(budget) or engine.gpu_memory_utilization
     light = engine._replace(attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
     return budget._replace(engine=light)
 
 
-def _of_engine(budget: Budget, other: Budget) -> Change:
+def _of_engine(budget: Budget, other: Budget) -> Suggestion:
     values = {
         name: getattr(other.engine, name)
         for name in ENGINE_VALUES
         if getattr(other.engine, name) != getattr(budget.engine, name)
     }
-    return Change(_engine_text(budget, other), total_of(budget) - total_of(other), values)
+    return Suggestion(_engine_text(budget, other), total_of(budget) - total_of(other), values)
 
 
 def _engine_text(budget: Budget, other: Budget) -> str:
     mine, theirs = budget.engine, other.engine
-    step = "n_ubatch" if mine.name == "llama_cpp" else "max_num_batched_tokens"
+    step = kind_of(mine.name).step
     parts = []
     if theirs.gpu_memory_utilization != mine.gpu_memory_utilization:
         parts.append(f"gpu_memory_utilization {theirs.gpu_memory_utilization} instead of {mine.gpu_memory_utilization}")
@@ -185,7 +191,7 @@ def _engine_text(budget: Budget, other: Budget) -> str:
     return " and ".join(parts)
 
 
-def _with_the_lightest_engine(budget: Budget) -> list[Change]:
+def _with_the_lightest_engine(budget: Budget) -> list[Suggestion]:
     """Nothing is enough with the engine as it is: what is with its settings at their lightest."""
     light = _lightest(budget)
     if light.engine == budget.engine:
@@ -194,21 +200,21 @@ def _with_the_lightest_engine(budget: Budget) -> list[Change]:
     if fits(light):
         return [change]
     return [
-        Change(f"{change.text} with {more.text}", change.frees + more.frees, {**change.values, **more.values})
+        Suggestion(f"{change.text} with {more.text}", change.frees + more.frees, {**change.values, **more.values})
         for more in suggest(light)
     ]
 
 
-def _lighter(budget: Budget, names: Sequence[str]) -> list[Change]:
+def _lighter(budget: Budget, names: Sequence[Smaller]) -> list[Suggestion]:
     """The first of some formats that fits by itself."""
     for smaller in _smaller(budget, names):
         if all(map(fits, _planned_for(smaller))):
             frees = budget.format.weigh(budget.model).total - smaller.format.weigh(budget.model).total
-            return [Change(_weights_text(smaller), frees, {"format": smaller.format.name})]
+            return [Suggestion(_weights_text(smaller), frees, {"format": smaller.format.name})]
     return []
 
 
-def _together(budget: Budget, names: Sequence[str]) -> list[Change]:
+def _together(budget: Budget, names: Sequence[Smaller]) -> list[Suggestion]:
     """No single change is enough: the least compressed weights that fit some users with an 8-bit cache.
 
     Fewer users at the same context come before a shorter context for one.
@@ -225,7 +231,7 @@ def _together(budget: Budget, names: Sequence[str]) -> list[Change]:
     return []
 
 
-def _combined(budget: Budget, other: Budget) -> Change:
+def _combined(budget: Budget, other: Budget) -> Suggestion:
     values: dict[str, str | int | float] = {"users": other.users}
     parts = []
     if other.kv_cache_dtype != budget.kv_cache_dtype:
@@ -239,21 +245,20 @@ def _combined(budget: Budget, other: Budget) -> Change:
         values["ctx"] = other.ctx
         last += f" of {other.ctx:,} tokens"
     text = f"{', '.join(parts)} and {last} together" if parts else last
-    return Change(text, total_of(budget) - total_of(other), values)
+    return Suggestion(text, total_of(budget) - total_of(other), values)
 
 
-def _smaller(budget: Budget, names: Sequence[str]) -> Iterator[Budget]:
+def _smaller(budget: Budget, names: Sequence[Smaller]) -> Iterator[Budget]:
     """The budget in each of some formats that is smaller and applies to the model's shapes."""
     own = budget.format.weigh(budget.model).total
-    for name in names:
+    for name in (one.format for one in names):
         if name == budget.format.name:
             continue
         smaller = budget._replace(format=formats.get(name))
         try:
             weights = smaller.format.weigh(budget.model).total
-            held(smaller)
             for way in _planned_for(smaller):
-                kv_request(way, 1)
+                prepared(way)
         except formats.FormatError:
             continue
         if weights < own:
@@ -264,15 +269,15 @@ def _planned_for(budget: Budget) -> tuple[Budget, ...]:
     """The budget; where another engine reads its weights, the same for that engine too: both must fit."""
     if not _is_foreign(budget):
         return (budget,)
-    dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", "llama.cpp") else "fp16"
-    step = ENGINES["llama_cpp"].batched_tokens
-    engine = budget.engine._replace(name="llama_cpp", max_num_batched_tokens=step)
+    other = gguf_engine()
+    dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", other.kv) else "fp16"
+    engine = budget.engine._replace(name=other.name, max_num_batched_tokens=other.batched_tokens)
     return budget, budget._replace(engine=engine, kv_cache_dtype=dtype)
 
 
 def _with_small_cache(budget: Budget) -> Budget:
     """The budget with its engine's 8-bit KV cache; itself where there is none, or none that is smaller."""
-    name = ENGINES[budget.engine.name].small_cache
+    name = kind_of(budget.engine.name).small_cache
     if not name or _is_foreign(budget):
         return budget
     small = budget._replace(kv_cache_dtype=name)
@@ -284,7 +289,8 @@ def _with_small_cache(budget: Budget) -> Budget:
 
 def _is_foreign(budget: Budget) -> bool:
     """Whether another engine reads these weights: it has no cache dtypes of this one."""
-    return budget.engine.name != "llama_cpp" and budget.format.name in GGUF
+    other = gguf_engine()
+    return budget.engine.name != other.name and budget.format.name in foreign_formats()
 
 
 def _cache_text(budget: Budget) -> str:
@@ -293,9 +299,4 @@ def _cache_text(budget: Budget) -> str:
 
 def _weights_text(budget: Budget) -> str:
     """``fp8 weights``; what another engine reads says so."""
-    return f"{budget.format.name} weights{' (GGUF, for llama.cpp)' if _is_foreign(budget) else ''}"
-
-
-def users_text(number: int) -> str:
-    """``1 user``, ``8 users``."""
-    return f"{number:,} user{'s' if number != 1 else ''}"
+    return f"{budget.format.name} weights{f' (GGUF, for {gguf_engine().title})' if _is_foreign(budget) else ''}"

@@ -1,4 +1,4 @@
-"""The plugin's command-line options, and whose they are where another plugin has the same."""
+"""The plugin's command-line options: `--membudget-NAME`, and `--NAME` where no other plugin has it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,26 @@ _OPTIONS = (
 )
 
 
+PREFIX = "--membudget-"
+
+
 def add_options(parser: pytest.Parser) -> None:
-    """Declare every option whose name nobody has taken; `Budgets.option` finds them by their own dest."""
+    """Declare the options; the short spelling of 0.1 is kept for one version, where nobody else has taken it."""
     group = parser.getgroup("membudget", "memory budgets")
     taken = _option_names(parser)
+    if f"{PREFIX}{_OPTIONS[0][0]}" in taken:  # named in a conftest.py and installed as well
+        return
     for name, metavar, many, text in _OPTIONS:
-        if f"--{name}" in taken:
-            continue
         dest = f"membudget_{name.replace('-', '_')}"
         more: dict[str, Any] = {"action": "append" if many else "store", "metavar": metavar}
         if not metavar:
             more = {"action": "store_true"}
+        names = [f"{PREFIX}{name}", *([] if f"--{name}" in taken else [f"--{name}"])]
         try:
-            group.addoption(f"--{name}", dest=dest, help=text, **more)
+            group.addoption(*names, dest=dest, help=text, **more)
         except (ValueError, argparse.ArgumentError):
-            continue
+            group.addoption(names[0], dest=dest, help=text, **more)
+    parser.addini("membudget_budgets", "files or folders of budgets that plain `pytest` collects", type="args")
 
 
 def _option_names(parser: pytest.Parser) -> set[str]:
@@ -68,7 +73,8 @@ def refuse_paths_behind_a_space(args: Sequence[str], folder: str) -> None:
     pytest looks for the rootdir before it knows our options.  folder: where pytest was started; a path in it does
     no harm.
     """
-    paths = {f"--{name}" for name, metavar, *_ in _OPTIONS if metavar in ("PATH", "FILE", "DIR", "CMD")}
+    names = [name for name, metavar, *_ in _OPTIONS if metavar in ("PATH", "FILE", "DIR", "CMD")]
+    paths = {lead + name for name in names for lead in ("--", PREFIX)}
     if any(arg.startswith(("--rootdir", "--config-file")) or arg == "-c" for arg in args):
         return
     for option, value in pairwise(args):

@@ -3,25 +3,27 @@
 It is loaded in every pytest run of an environment that has membudget, so it does and
 imports nothing until a test asks for `budget`.  What markers mean (`slow` is skipped, `cuda`
 needs a GPU) holds for tests that ask for `budget`, and for all tests of a project whose
-conftest.py names this plugin in `pytest_plugins`; nobody else's `slow` is touched.
+conftest.py names this plugin in `pytest_plugins`; nobody else's `slow` is touched or registered.
+With `membudget_budgets = budgets` in its ini file a project's budgets are tests without a test file.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from membudget.budgets.budget import Budget
-from membudget.budgets.file import BudgetFile
-from membudget.history.recorder import Recorder
-from membudget.pytest_plugin.options import add_options, is_named, refuse_paths_behind_a_space
+from membudget.pytest_plugin.budgets import PROPERTY, Budgets
+from membudget.pytest_plugin.items import BadFile, BudgetItem, BudgetYaml
+from membudget.pytest_plugin.options import PREFIX, add_options, is_named, refuse_paths_behind_a_space
 
+if TYPE_CHECKING:
+    from membudget.budgets.budget import Budget
+
+#: Registered where a conftest.py names this plugin; their names are anybody's.
 MARKERS = {
     "math": "arithmetic on integers, needs nothing but Python",
     "suite": "membudget's own machinery (commands, pages, records, logs, files); needs no torch",
@@ -31,146 +33,8 @@ MARKERS = {
     "spark": "on a DGX Spark",
     "slow": "takes minutes; runs only when -m asks for it or the test is named",
 }
-#: The name under which a report carries a budget's figures, also between xdist's processes.
-_PROPERTY = "membudget"
 #: Budgets of these run with `-m spark` on a Spark.
 _SPARKS = ("dgx-spark", "this-machine")
-
-
-class Budgets:
-    """The budgets of a run, read when a test first asks for one."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.explicit = is_named(config.pluginmanager)
-        self._files: list[BudgetFile] | None = None
-        self._figures: dict[str, str] = {}
-
-    def option(self, name: str) -> Any:
-        """The value of an option of ours, None where another plugin has taken its name."""
-        return self.config.getoption(f"membudget_{name.replace('-', '_')}", None)
-
-    @property
-    def records(self) -> bool:
-        """Whether this run is written down or held against an earlier one."""
-        return any(self.option(name) for name in ("record", "compare", "accept-drift"))
-
-    def lines(self, budget: Budget) -> tuple[str, str] | None:
-        """A budget's predicted lines as a user property; None where nothing can be predicted."""
-        from membudget.history import lines
-        from membudget.history.recorder import prop
-
-        try:
-            return prop(budget.id, lines.settings(budget), lines.predicted(budget))
-        except ValueError:
-            return None
-
-    @property
-    def runs(self) -> str:
-        """Where records of runs lie."""
-        from membudget.history.here import runs_folder
-
-        given = self.option("runs")
-        return runs_folder(self._at(given) if given else None, str(self.config.rootpath))
-
-    def since(self, budget: Budget) -> str:
-        """What changed since a budget last passed on this machine."""
-        from membudget.history import here, read_folder
-        from membudget.history.select import since_green
-
-        name = here.machine()["name"] if os.path.isdir(self.runs) else ""
-        runs = [run for run in read_folder(self.runs).records if run.machine_name == name]
-        if not runs:
-            return ""
-        versions = {**here.own_versions(), **here.packages()}
-        return since_green(budget.id, runs, versions, here.commit(str(self.config.rootpath)))
-
-    def recorder(self) -> Recorder | None:
-        """What keeps this run; None where it is not asked for."""
-        if not self.records:
-            return None
-        from membudget.history.recorder import Recorder, refusal
-
-        reason = self.option("accept-drift") or ""
-        if reason and (why := refusal()):
-            raise pytest.UsageError(why)
-        write = bool(self.option("record") or reason)
-        return Recorder(self.config, folder=self.runs, write=write, ref=self.option("compare") or "", reason=reason)
-
-    @property
-    def paths(self) -> list[str]:
-        """Where budgets are read from; empty where there are none.  `NoBudgets` for an option that has none."""
-        from membudget.budgets.file import NoBudgets, find
-
-        given = self.option("budgets")
-        if given:
-            return find(self._at(path) for path in given)
-        try:
-            return find([os.path.join(self.config.rootpath, "budgets")])
-        except NoBudgets:
-            return []
-
-    @property
-    def files(self) -> list[BudgetFile]:
-        """Every budget file."""
-        if self._files is None:
-            from membudget.budgets.file import Sources, load_files
-
-            models = self.option("models")
-            tables = [self._at(path) for path in self.option("machines") or ()]
-            sources = Sources(tables, self._at(models) if models else None)
-            self._files = load_files(self.paths, sources, str(self.config.invocation_params.dir))
-        return self._files
-
-    def check_options(self) -> None:
-        """`pytest.UsageError` for an option with a path that is not there, or a folder without budgets."""
-        for name in ("budgets", "machines", "models"):
-            given = self.option(name) or ()
-            for path in [given] if isinstance(given, str) else given:
-                if not os.path.exists(self._at(path)):
-                    raise pytest.UsageError(f"--{name} {path}: no such file or folder")
-        if self.option("budgets"):
-            from membudget.budgets.file import NoBudgets
-
-            try:
-                _ = self.paths
-            except NoBudgets as error:
-                raise pytest.UsageError(f"--budgets {error}") from None
-        from membudget.host import available
-
-        if why := available.no_command(self.option("vllm")):
-            raise pytest.UsageError(f"--vllm {why}")
-
-    def figures(self, budget: Budget) -> str:
-        """A budget's total, headroom and verdict as JSON; empty where nothing can be predicted."""
-        if budget.id not in self._figures:
-            from membudget.planning.ledger import predict
-
-            try:
-                ledger = predict(budget)
-                found = {"budget": budget.id, "total": ledger.total, "headroom": ledger.headroom, "fits": ledger.fits}
-                self._figures[budget.id] = json.dumps(found)
-            except ValueError:
-                self._figures[budget.id] = ""
-        return self._figures[budget.id]
-
-    def rerun(self, item: pytest.Item) -> str:
-        """The command that runs this item again and nothing else, from where pytest was started."""
-        from membudget.text.sanitize import without_tokens
-
-        words = ["pytest"]
-        for name in ("budgets", "machines", "models", "vllm"):
-            given = self.option(name) or ()
-            for value in [given] if isinstance(given, str) else given:
-                # With a space pytest would take the path for one of tests, and its folder for the rootdir.
-                words.append(f"--{name}={without_tokens(str(value))}")
-        test = item.nodeid.partition("::")[2]
-        if item.path.parent == Path(__file__).parents[1] / "tests":
-            return shlex.join([*words, "--pyargs", f"membudget.tests.{item.path.stem}::{test}"])
-        return shlex.join([*words, f"{os.path.relpath(item.path, self.config.invocation_params.dir)}::{test}"])
-
-    def _at(self, path: str) -> str:
-        return os.path.join(self.config.invocation_params.dir, os.path.expanduser(path))
 
 
 _BUDGETS = pytest.StashKey[Budgets]()
@@ -199,17 +63,38 @@ def pytest_load_initial_conftests(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers; refuse a path that is not there before anything is collected."""
-    for name, text in MARKERS.items():
-        config.addinivalue_line("markers", f"{name}: {text}")
     budgets = config.stash[_BUDGETS] = Budgets(config)
+    config.addinivalue_line("markers", "membudget: a budget that is collected from its YAML file")
+    for name, text in MARKERS.items() if budgets.explicit else ():
+        config.addinivalue_line("markers", f"{name}: {text}")
     budgets.check_options()
-    from membudget.report.summary import Summary
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        # testpaths may name tests alone; the ini file's budgets are tests as well
+        given = [str(config.rootpath / name) for name in config.getini("membudget_budgets")]
+        config.args += [path for path in given if not _below(path, config.args, config.invocation_params.dir)]
+    from membudget.pytest_plugin.summary import Summary
 
     skipped = config.stash[_SKIPPED] = {}
-    config.pluginmanager.register(Summary(config, _PROPERTY, skipped), "membudget-summary")
+    config.pluginmanager.register(Summary(config, PROPERTY, skipped), "membudget-summary")
     recorder = budgets.recorder()
     if recorder is not None:
         config.pluginmanager.register(recorder, "membudget-recorder")
+
+
+def _below(path: str, places: list[str], folder: Path) -> bool:
+    """Whether a path is one of `places` or in one."""
+    found = [folder / place.partition("::")[0] for place in places]
+    return any(Path(path) == place or place in Path(path).parents for place in found)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> BudgetYaml | None:
+    """The budget files that the project's ini file names."""
+    budgets = parent.config.stash[_BUDGETS]
+    if not budgets.collects(file_path):
+        return None
+    found: BudgetYaml = BudgetYaml.from_parent(parent, path=file_path)
+    found.budgets = budgets
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -262,7 +147,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not params:
         why = (
             f"no budgets: no .yaml file in {budgets.config.rootpath}/budgets, so nothing was checked; pass "
-            "--budgets=PATH, run pytest from the folder that has them, or write a first one with `membudget init`"
+            f"{PREFIX}budgets=PATH, run pytest from the folder that has them, or write one with `membudget init`"
         )
         params.append(pytest.param(NoBudget(why), id="none"))
     metafunc.parametrize("budget", params, indirect=True)
@@ -297,19 +182,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 skipped[reason] = skipped.get(reason, 0) + 1
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Let the report carry the budget's figures, as an ordinary user property."""
-    if call.when != "call":
-        return
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Let the report carry the budget's figures as user properties, and its failure one line for the short summary."""
+    if call.when == "call":
+        item.user_properties += _properties(item)
+    report = yield
+    crash = getattr(getattr(report, "longrepr", None), "reprcrash", None)
+    if report.failed and crash is not None and (isinstance(item, BadFile) or _param(item) is not None):
+        # pytest prints all of it in its short summary too where CI is set: the table once is enough
+        crash.message = crash.message.strip().partition("\n")[0]
+    return report
+
+
+def _properties(item: pytest.Item) -> list[tuple[str, str]]:
+    """What a report says of its budget: one JSON for our own table, and plain figures for whoever reads JUnit XML."""
     if isinstance(item, BadFile):
-        item.user_properties.append((_PROPERTY, json.dumps({"budget": item.file.stem})))
-    elif hasattr(param := _param(item), "kv_cache_dtype"):
-        figures = item.config.stash[_BUDGETS].figures(param)
-        if figures:
-            item.user_properties.append((_PROPERTY, figures))
-        if item.config.stash[_BUDGETS].records and (lines := item.config.stash[_BUDGETS].lines(param)):
-            item.user_properties.append(lines)
+        place = {"file": item.file.path, "line": item.file.problems[0].line}
+        return [(PROPERTY, json.dumps({"budget": item.file.stem, **place}))]
+    found = _param(item)
+    if not hasattr(found, "kv_cache_dtype"):
+        return []
+    budgets = item.config.stash[_BUDGETS]
+    out: list[tuple[str, str]] = []
+    if figures := budgets.figures(found):
+        out.append((PROPERTY, figures))
+        plain = json.loads(figures)
+        out += [(f"membudget_{name}", str(plain[name])) for name in plain if name not in ("budget", "file", "line")]
+    if budgets.records and (lines := budgets.lines(found)):
+        out.append(lines)
+    return out
 
 
 class NoBudget(NamedTuple):
@@ -318,38 +220,14 @@ class NoBudget(NamedTuple):
     why: str
 
 
-class BadFile(pytest.Item):
-    """Stands for a budget file that cannot be read, and fails with what is wrong with it."""
-
-    file: BudgetFile
-
-    @classmethod
-    def of(cls, item: pytest.Item, file: BudgetFile) -> BadFile:
-        """The same name, place and markers as the item it stands for."""
-        assert item.parent is not None
-        bad: BadFile = cls.from_parent(item.parent, name=item.name)
-        bad.file = file
-        bad.own_markers += [mark for mark in item.own_markers if mark.name in MARKERS]
-        bad.keywords.update({mark.name: mark for mark in bad.own_markers})
-        return bad
-
-    def runtest(self) -> None:
-        """Fail."""
-        pytest.fail(self.file.error, pytrace=False)
-
-    def reportinfo(self) -> tuple[str, int, str]:
-        """Where the first problem is."""
-        return self.file.path, self.file.problems[0].line - 1, self.name
-
-
 def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
     from membudget.host.available import NEEDS, missing
 
     for marker in NEEDS:
         if item.get_closest_marker(marker):
-            reason = missing(marker)
-            if reason:
-                return reason
+            lack = missing(marker)
+            if lack is not None:
+                return str(lack)
     if item.get_closest_marker("slow") and not _asked_for(config, item):
         return "slow: runs with `-m slow`, or when it is named"
     machine = getattr(_param(item), "machine", None)
@@ -376,6 +254,8 @@ def _is_ours(metafunc: pytest.Metafunc) -> bool:
 
 
 def _param(item: pytest.Item) -> Any:
+    if isinstance(item, BudgetItem):
+        return item.budget
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("budget") if callspec is not None else None
     return found if type(found).__module__.startswith("membudget.") else None

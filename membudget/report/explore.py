@@ -11,19 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from membudget import __version__, formats
-from membudget.budgets.budget import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, ENGINES, GGUF, is_gguf
+from membudget.budgets.settings import declared, is_gguf
+from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS, SMALL_STEP
 from membudget.engines.llama_cpp import cells as llama_cpp
 from membudget.engines.transformers import activations
 from membudget.formats import Format, kv
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.capacity import MAX_CTX, MAX_USERS
-from membudget.planning.suggestions import SMALL_STEP, most_share
+from membudget.planning.suggestions import foreign_formats, most_share
 from membudget.report import html
 from membudget.report.plan import model_context
-
-#: The order in which `Ledger.broken_by` adds them up: the one at the line is the one that breaks it.
-DRAWN = ("overhead", "weights", "activations", "kv_cache")
 
 
 class Choice(NamedTuple):
@@ -64,8 +61,17 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
         "models": [_model(choice) for choice in choices],
         "machines": [_machine(machine) for machine in machines],
         "overhead": DEFAULT_OVERHEAD,
-        "engines": {name: kind._asdict() for name, kind in ENGINES.items()},
-        "gguf": GGUF,
+        "engines": {
+            name: {
+                "batched_tokens": kind.batched_tokens,
+                "kv": kind.kv,
+                "small_cache": kind.small_cache,
+                "smaller": [one.format for one in kind.smaller],
+                "smallest": [one.format for one in kind.smallest],
+            }
+            for name, kind in declared().items()
+        },
+        "gguf": foreign_formats(),
         "small_step": SMALL_STEP,
         "cells": llama_cpp.PAD,
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from membudget.budgets.tolerance import Expectation
+from membudget.engines.base import Limit
 from membudget.planning.check import Finding, Verdict, bucket_why
-from membudget.planning.ledger import BUCKETS, SHARE, Ledger, limit_text, share_text
+from membudget.planning.ledger import BUCKETS, Ledger
 from membudget.planning.suggestions import nothing_helps
+from membudget.planning.words import limit_text, share_text
 from membudget.report.ranks import plain_table
 from membudget.text.terminal import table
 from membudget.units import GIB, MIB, short
@@ -43,10 +45,11 @@ def failure(verdict: Verdict, rerun: str = "", since: str = "") -> str:
 def headline(finding: Finding, ledger: Ledger) -> str:
     """What is wrong, in one line."""
     if finding.field == "fits":
-        if finding.expected and ledger.broken_by == SHARE:
+        if finding.expected and ledger.answer.limiting is Limit.SHARE:
             return share_text(ledger.budget)
         if finding.expected:
-            return f"{ledger.broken_by} breaks the budget: {short(-ledger.headroom)} over {limit_text(ledger.budget)}"
+            over = f"{short(-ledger.headroom)} over {limit_text(ledger.budget)}"
+            return f"{ledger.limiting_bucket} breaks the budget: {over}"
         return f"the budget fits and must not: {short(ledger.headroom)} of {limit_text(ledger.budget)} are left"
     if not isinstance(finding.expected, Expectation):
         return f"{finding.field} is {finding.predicted}: {finding.expected} expected"
@@ -65,7 +68,7 @@ def subject(ledger: Ledger) -> str:
     """The model, who uses it and where, in one line."""
     budget = ledger.budget
     users = f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens"
-    each = " each" if ledger.stages else ""
+    each = " each" if ledger.ranks else ""
     memory = f"{short(ledger.capacity)}{each}" + (", unified" if budget.machine.unified else "")
     if budget.convention != "reported":
         memory += f", {budget.convention}"
@@ -77,7 +80,7 @@ def subject(ledger: Ledger) -> str:
 
 def _table(verdict: Verdict, ledger: Ledger) -> list[str]:
     found = {item.field: item for item in verdict.findings if isinstance(item.expected, Expectation)}
-    over = None if ledger.fits or not verdict.budget.expect.get("fits", True) else ledger.broken_by
+    over = None if ledger.fits or not verdict.budget.expect.get("fits", True) else ledger.limiting_bucket
     rows = [("bucket", "predicted", "expected", "off by", "allowed", "")]
     for field in (*_SIZES, *(field for field in found if field not in _SIZES)):
         item = found.get(field)
@@ -93,17 +96,17 @@ def _table(verdict: Verdict, ledger: Ledger) -> list[str]:
         if expected.value is None:
             shown = ""
         rows.append((field, predicted, shown, _off(off, expected.unit), str(expected.tolerance), mark))
-    return table(rows, "<>>><<") + (plain_table(ledger) if ledger.stages else [])
+    return table(rows, "<>>><<") + (plain_table(ledger) if ledger.ranks else [])
 
 
 def _reasons(broken: list[Finding], ledger: Ledger) -> list[str]:
     lines = []
     for item in broken:
         if item.field == "fits" and item.expected:
-            bucket = ledger.broken_by or "kv_cache"
-            if bucket != SHARE:  # the headline has said it
+            bucket = ledger.limiting_bucket or "kv_cache"
+            if bucket != Limit.SHARE.value:  # the headline has said it
                 lines.append(f"{bucket}: {bucket_why(ledger, bucket)}")
-            changes = [change.text for change in ledger.changes]
+            changes = [change.text for change in ledger.suggestions]
             if changes:
                 lines.append(f"smallest change: {changes[0]}")
                 lines += [f"or: {text}" for text in changes[1:]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from membudget.budgets.settings import kind_of
+from membudget.engines import share
+from membudget.engines.base import Limit
 from membudget.model import Model
-from membudget.planning.capacity import share_room
-from membudget.planning.ledger import BUCKETS, SHARE, Ledger, engine_limit
+from membudget.planning.ledger import BUCKETS, Ledger
 from membudget.text.terminal import Terminal, columns, plain
 from membudget.units import both, short
 
@@ -54,7 +56,7 @@ def _growth(ledger: Ledger) -> str:
     budget, grows = ledger.budget, ledger.kv_per_token_at_ctx
     if ledger.kv_per_request == grows * budget.ctx:
         return f"{both(grows)} a token"
-    what = "cell" if budget.engine.name == "llama_cpp" else "token"
+    what = "cell" if kind_of(budget.engine.name).cells else "token"
     return f"{both(ledger.kv_per_request)} a user, {both(grows)} a {what} more"
 
 
@@ -63,10 +65,10 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     kind = "unified memory" if machine.unified else "memory"
     said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
     verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
-    each = " each" if ledger.stages else ""
+    each = " each" if ledger.ranks else ""
     parts = [terminal.paint(_machine_name(ledger), "bold"), f"{both(capacity)}{each} {kind}{said}"]
     # the line that the bars must not cross: the machine, or what the engine may claim of it
-    claim, limit = engine_limit(ledger.budget), capacity
+    claim, limit = ledger.answer.limit, capacity
     if claim is not None:
         limit = min(capacity, claim + ledger.budget.os_bytes)
         parts.append(f"{short(claim)} for {ledger.budget.engine.name}")
@@ -84,7 +86,7 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     total, end = _row("total", ledger.total, decimal), _end(ledger, terminal)
     narrow = len(total) + 2 + columns(end) > terminal.width
     lines += [total, f"  {end}"] if narrow else [f"{total}  {end}"]
-    if ledger.stages:
+    if ledger.ranks:
         from membudget.report.ranks import table
 
         lines += table(ledger, terminal)
@@ -119,14 +121,17 @@ def _row(name: str, size: int, with_decimal: bool) -> str:
 def _end(ledger: Ledger, terminal: Terminal) -> str:
     if ledger.fits:
         return terminal.paint(f"{short(ledger.headroom)} free", "good")
-    if ledger.broken_by == SHARE:
-        return terminal.paint(f"{short(-(share_room(ledger.budget) or 0))} of the system's claimed", "bad")
+    if ledger.answer.limiting is Limit.SHARE:
+        return terminal.paint(
+            f"{short(-(share.room_beside(ledger.budget.device, ledger.budget.engine) or 0))} of the system's claimed",
+            "bad",
+        )
     return terminal.paint(f"{short(-ledger.headroom)} over", "bad")
 
 
 def _most(ledger: Ledger) -> str:
     budget = ledger.budget
-    if ledger.broken_by == SHARE:
+    if ledger.answer.limiting is Limit.SHARE:
         return "the claim is the same for any number of users and any context"
     users, ctx = ledger.max_users, ledger.max_ctx
     most_users = f"at most {_users(users)}" if users else "not even one user"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.planning.ledger import BUCKETS, Ledger, Rank, ranks_text
+from membudget.planning.ledger import BUCKETS, Ledger, Rank
+from membudget.planning.words import ranks_text
 from membudget.text.terminal import Terminal
 from membudget.units import short
 
@@ -13,7 +14,7 @@ def table(ledger: Ledger, terminal: Terminal) -> list[str]:
     """The layout, and a line for ranks that hold the same: what each holds, and whether it fits."""
     first, *ranks = lines(ledger)
     out = terminal.wrap(first, "  ")
-    for (text, room, broken), fits in zip(ranks, (stage.fits for stage in ledger.stages), strict=True):
+    for (text, room, broken), fits in zip(ranks, (stage[0].fits for stage in _stages(ledger)), strict=True):
         out += terminal.wrap(f"{text}{terminal.paint(room, 'good' if fits else 'bad')}{broken}", "    ")
     return out
 
@@ -30,11 +31,11 @@ def lines(ledger: Ledger) -> list[Any]:
     sizes = f"tensor parallel {budget.tensor_parallel}, pipeline parallel {budget.pipeline_parallel}"
     out: list[Any] = [f"{sizes}; the buckets above are those of {_tightest(ledger)}"]
     for ranks in _stages(ledger):
-        held = ranks[0].ledger
+        held = ranks[0]
         sums = ", ".join(f"{bucket} {short(held.sums[bucket])}" for bucket in BUCKETS)
         room = f"{short(held.headroom)} free" if held.fits else f"{short(-held.headroom)} over"
-        text = f"{ranks_text(ranks, len(ledger.stages) > 1)}: {sums}, total {short(held.total)}: "
-        out.append((text, room, f", {held.broken_by} breaks it" if held.broken_by else ""))
+        text = f"{ranks_text(ranks, ledger.staged)}: {sums}, total {short(held.total)}: "
+        out.append((text, room, f", {held.limiting.value} breaks it" if held.limiting else ""))
     return out
 
 
@@ -65,4 +66,6 @@ def _stages(ledger: Ledger) -> list[list[Rank]]:
 
 
 def _tightest(ledger: Ledger) -> str:
-    return ranks_text([rank for rank in ledger.ranks if rank.ledger.held is ledger.held], len(ledger.stages) > 1)
+    tightest = ledger.tightest_rank
+    assert tightest is not None
+    return ranks_text([rank for rank in ledger.ranks if rank.stage == tightest.stage], ledger.staged)

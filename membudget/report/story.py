@@ -15,7 +15,7 @@ from membudget.planning.check import Verdict
 from membudget.planning.ledger import BUCKETS
 from membudget.units import short
 
-#: In the order in which `Ledger.broken_by` adds them up: the bucket at the line is the one that breaks it.
+#: In the order in which `Ledger.limiting_bucket` adds them up: the bucket at the line is the one that breaks it.
 DRAWN = ("overhead", "weights", "activations", "kv_cache")
 #: Points of a growth line between 0 and the budget's context.
 POINTS = 48
@@ -164,10 +164,11 @@ def _of_verdict(verdict: Verdict) -> Told:
     asked = settings(budget)
     if ledger is None:
         return Told(budget.id, state, verdict.error, {}, asked, budget.capacity, where=where)
-    from membudget.planning.capacity import engine_limit, user_cache
+    from membudget.planning.capacity import prepared
 
-    claim = engine_limit(budget)
-    growth = _growth(user_cache(budget), budget.ctx, None)
+    claim = ledger.answer.limit
+    plan, answer = prepared(budget), ledger.answer
+    growth = _growth(plan.request, plan.bends, budget.ctx, (answer.token, answer.token_at_ctx))
     limit = None if claim is None else min(claim + budget.os_bytes, budget.capacity)
     broken = tuple(
         f"{item.field}: {_value(item.field, item.predicted)} predicted, {_value(item.field, item.expected)} expected"
@@ -250,7 +251,8 @@ def _recorded_growth(asked: dict[str, Any], slope: Line | None, measured: int | 
     try:
         found = locate(str(asked["model"]), offline=True)
         if found.config is not None:
-            return _growth(kv.cache(build(found.config), str(asked["kv_cache_dtype"])), ctx, measured)
+            cache = kv.cache(build(found.config), str(asked["kv_cache_dtype"]))
+            return _growth(cache.bytes, cache.bends, ctx, (cache.per_token(1), cache.per_token(ctx + 1)), measured)
     except (ValueError, OSError, KeyError):
         pass
     predicted = slope.predicted if isinstance(slope.predicted, int) else None
@@ -259,11 +261,14 @@ def _recorded_growth(asked: dict[str, Any], slope: Line | None, measured: int | 
     return Growth(points, predicted, predicted if straight else None, measured)
 
 
-def _growth(cache: Any, ctx: int, measured: int | None) -> Growth:
+def _growth(
+    size: Callable[[int], int], bends: Sequence[int], ctx: int, each: tuple[int, int], measured: int | None = None
+) -> Growth:
+    """Bytes by tokens as a line.  each: bytes of the first token, and of one more at the full context."""
     places = {round(ctx * step / POINTS) for step in range(POINTS + 1)}
-    places |= {bend for bend in cache.bends if 0 < bend < ctx}
-    points = tuple((place, cache.bytes(place)) for place in sorted(places))
-    return Growth(points, cache.per_token(1), cache.per_token(ctx + 1), measured)
+    places |= {bend for bend in bends if 0 < bend < ctx}
+    points = tuple((place, size(place)) for place in sorted(places))
+    return Growth(points, *each, measured)
 
 
 def _courses(budget: str, runs: Sequence[Record]) -> Iterable[Course]:

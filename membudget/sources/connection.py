@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
 from membudget.text.sanitize import without_tokens
 
 
@@ -10,9 +14,6 @@ def unreachable() -> str | None:
 
     Asked first, because huggingface_hub retries for half a minute before it gives up.
     """
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies, proxy_bypass
 
     from huggingface_hub import constants
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from membudget.checkpoint import gguf_file, safetensors_file
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
 from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
-from membudget.checkpoint.safetensors_strict import parse_index
+from membudget.checkpoint.safetensors_json import MAX_HEADER, check_entry, parse_index
 from membudget.errors import NOT_AVAILABLE
+from membudget.sources.cache import cache_folder, is_offline, snapshot
 from membudget.sources.connection import reason, unreachable
-from membudget.sources.locate import cache_folder, is_model_id, is_offline, is_repo_file, snapshot
+from membudget.sources.names import is_model_id, is_repo_file
 from membudget.text.sanitize import shown
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
@@ -121,8 +122,9 @@ def _convert(
     entries = []
     for key, tensor in metadata.tensors.items():
         first, last = tensor.data_offsets
-        shape = tuple(tensor.shape)
-        entries.append(safetensors_file.checked(key, tensor.dtype, shape, first, last, path, 8, name, start))
+        entry = StoredTensor(key, tensor.dtype, tuple(tensor.shape), last - first, name, start + first)
+        check_entry(entry, path, 8)
+        entries.append(entry)
     safetensors_file.check_layout(entries, path, start, size)
     file = StoredFile(name, size, start if size is not None else None)
     return entries, file, dict(metadata.metadata or {})
@@ -182,7 +184,7 @@ def _stream(url: str, headers: dict[str, str]) -> Any:
     from huggingface_hub.utils import get_session
 
     session: Any = get_session()
-    if hasattr(session, "stream"):
+    if callable(getattr(session, "stream", None)):  # requests' session has a flag of that name
         return session.stream("GET", url, headers=headers, timeout=30)
     return session.get(url, headers=headers, timeout=30, stream=True)
 
@@ -253,7 +255,7 @@ def _optional(hub: Any, repo: str, name: str) -> bytes | None:
     except EntryNotFoundError:
         return None
     with open(path, "rb") as stream:
-        return stream.read(safetensors_file.MAX_HEADER)
+        return stream.read(MAX_HEADER)
 
 
 def _check_json(content: bytes, source: str) -> None:

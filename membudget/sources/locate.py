@@ -7,16 +7,23 @@ never leave the folder that is searched, and no access token is ever shown.
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
 from json import loads
-from typing import Any, NamedTuple
+from typing import Any
 
-from membudget.checkpoint import Checkpoint
+from membudget.checkpoint import Checkpoint, CheckpointError, config_of, read_path
 from membudget.data import data_path
 from membudget.errors import NOT_AVAILABLE, WRONG_INPUT
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
+from membudget.sources.cache import cache_folder, is_offline, snapshot
+from membudget.sources.connection import reason, unreachable
+from membudget.sources.hub import read_repo
+from membudget.sources.names import is_model_id, is_repo_file
 from membudget.text.sanitize import shown, without_tokens
 
-_YES = ("1", "ON", "YES", "TRUE")
 _QUANT = ".hf_quant_config"
 
 
@@ -33,25 +40,28 @@ class ModelNotFound(ConfigError):
         self.exit_code = WRONG_INPUT if reachable else NOT_AVAILABLE
 
 
-class Located(NamedTuple):
-    """Where a model was found.
+@dataclass(frozen=True)
+class Located:
+    """Where a model was found."""
 
-    config: of its text model; None where only weights lie (`kind` safetensors without a config.json).
-    source: the place, in words, for people.
-    kind: ``path``, ``fixture``, ``cache``, ``hub``, ``gguf`` or ``safetensors``.
-    path: the file or folder; for a checkpoint, what `membudget.checkpoint.read` takes.
-    repo: the hub's id, where there is one.
-    hf_quant_config: the content of ModelOpt's hf_quant_config.json beside the config.
-    checkpoint: the headers, where they had to be read to know the config (GGUF).
-    """
-
+    #: Of its text model; None where only weights lie (`kind` safetensors without a config.json).
     config: Config | None
+    #: The place, in words, for people.
     source: str
+    #: ``path``, ``fixture``, ``cache``, ``hub``, ``gguf`` or ``safetensors``.
     kind: str
+    #: The file or folder; for a checkpoint, what `membudget.checkpoint.read_path` takes.
     path: str
+    #: The hub's id, where there is one.
     repo: str | None = None
+    #: The content of ModelOpt's hf_quant_config.json beside the config.
     hf_quant_config: dict[str, Any] | None = None
+    #: The headers, where they had to be read to know the config (GGUF).
     checkpoint: Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        if self.config is not None and self.hf_quant_config is not None:
+            self.config.hf_quant_config = self.hf_quant_config
 
 
 def locate(name: str, *, offline: bool | None = None) -> Located:
@@ -82,44 +92,9 @@ def locate(name: str, *, offline: bool | None = None) -> Located:
     return _from_hub(name, looked)
 
 
-def is_model_id(name: str) -> bool:
-    """Whether `name` may be a hub id; never true for what could leave a folder."""
-    parts = name.split("/")
-    return len(name) <= 200 and len(parts) <= 2 and all(map(_is_word, parts)) and ".." not in name and "--" not in name
-
-
-def _is_word(text: str) -> bool:
-    """One part of an id, as the hub allows it: letters, digits, ``_``, and behind the first also ``.`` and ``-``."""
-    if not text or text[0] in ".-" or not text.isascii():
-        return False
-    rest = text.replace("_", "").replace(".", "").replace("-", "")
-    return not rest or rest.isalnum()
-
-
-def is_repo_file(name: str) -> bool:
-    """Whether `name` is a file of a repository: ``org/name/file.gguf``."""
-    repo, _, file = name.rpartition("/")
-    return file.endswith((".gguf", ".safetensors")) and "/" in repo and is_model_id(repo) and is_model_id(file)
-
-
-def is_offline() -> bool:
-    """Whether the environment says that the hub must not be asked."""
-    return any(os.environ.get(key, "").upper() in _YES for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
 def fixture_ids() -> list[str]:
     """The ids of all shipped configs, sorted."""
     return sorted(_id(stem) for stem in _stems(data_path("models")))
-
-
-def cache_folder() -> str:
-    """The hub cache of this user, as huggingface_hub finds it."""
-    env = os.environ
-    for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if env.get(key):
-            return os.path.expanduser(os.path.expandvars(env[key]))
-    home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return os.path.join(os.path.expanduser(os.path.expandvars(home)), "hub")
 
 
 def _refuse_odd(name: str) -> None:
@@ -174,7 +149,6 @@ def _from_folder(folder: str, source: str, kind: str, repo: str | None) -> Locat
     config = os.path.join(folder, "config.json")
     if os.path.isfile(config):
         return Located(load(config, config if kind == "path" else source), source, kind, folder, repo, _quant(folder))
-    import re
 
     files = sorted(os.listdir(folder))
     models = [file for file in files if file.endswith(".gguf") and not file.startswith("mmproj")]
@@ -199,8 +173,6 @@ def _starts_with(path: str, magic: bytes) -> bool:
 
 
 def _gguf(path: str, source: str, repo: str | None) -> Located:
-    from membudget.checkpoint import CheckpointError, config_of, read_path
-
     try:
         checkpoint = read_path(path)
     except CheckpointError as error:
@@ -275,37 +247,6 @@ def _from_cache(name: str, looked: list[str]) -> Located | None:
     return _from_folder(folder, f"{found} (Hugging Face cache)", "cache", found)
 
 
-def snapshot(name: str) -> str | None:
-    """The cached snapshot of a repository: the one that refs/main names, or the only one there is."""
-    root = cache_folder()
-    wanted = "models--" + name.replace("/", "--")
-    repo = os.path.join(root, wanted)
-    if not os.path.isdir(repo):
-        try:
-            same = [entry for entry in os.listdir(root) if entry.casefold() == wanted.casefold()]
-        except OSError:
-            return None
-        if not same:
-            return None
-        repo = os.path.join(root, same[0])
-    snapshots = os.path.join(repo, "snapshots")
-    try:
-        with open(os.path.join(repo, "refs", "main"), encoding="ascii", errors="replace") as stream:
-            commit = stream.read(200).strip()
-        if not _is_word(commit):
-            raise ConfigError(f"{repo}/refs/main: {commit[:40]!r} is not a commit; delete the folder and fetch again")
-    except OSError:
-        try:
-            commits = os.listdir(snapshots)
-        except OSError:
-            return None
-        if len(commits) != 1:
-            return None
-        commit = commits[0]
-    folder = os.path.join(snapshots, commit)
-    return folder if os.path.isdir(folder) else None
-
-
 def _names_index(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, "model.safetensors.index.json"))
 
@@ -317,7 +258,6 @@ def _from_hub(name: str, looked: list[str]) -> Located:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise _not_found(name, looked, "not asked: pip install huggingface_hub", reachable=False) from None
-    from membudget.sources.connection import reason, unreachable
 
     failed = unreachable()
     if failed:
@@ -331,7 +271,6 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
         raise _not_found(name, looked, reason(error), reachable) from None
-    from contextlib import suppress
 
     with suppress(Exception):  # optional: most repositories have none
         hf_hub_download(name, "hf_quant_config.json")
@@ -342,9 +281,6 @@ def _from_hub(name: str, looked: list[str]) -> Located:
 
 def _from_headers(name: str, offline: bool | None) -> Located:
     """A repository without a config.json, or one file of one: what the GGUF header says."""
-    from membudget.checkpoint import CheckpointError, config_of
-    from membudget.sources.hub import read_repo
-
     try:
         checkpoint = read_repo(name, offline=offline)
     except CheckpointError as error:
@@ -358,8 +294,6 @@ def _from_headers(name: str, offline: bool | None) -> Located:
 
 
 def _not_found(name: str, looked: list[str], hub: str, reachable: bool) -> ModelNotFound:
-    from difflib import get_close_matches
-
     try:
         ids = fixture_ids()
     except FileNotFoundError:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from membudget.text.sanitize import shown
+
 #: SGR codes by what they mark.
 COLOURS = {
     "weights": "34",
@@ -123,7 +125,6 @@ def plain(name: str) -> str:
     """A name from outside as it may be printed: as it is where a shell would take it so, else quoted."""
     if name and name.isascii() and all(letter.isalnum() or letter in "_-./:@+~," for letter in name):
         return name
-    from membudget.text.sanitize import shown
 
     return shown(name)
 

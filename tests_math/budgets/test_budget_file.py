@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from membudget.budgets.budget import DEFAULT_OVERHEAD, Budget
+from membudget.budgets.budget import Budget
 from membudget.budgets.file import BudgetFile, NoBudgets, Sources, find, load, load_file, parse
+from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.model import build
 from membudget.planning.ledger import predict
 from membudget.text.yaml_strict import MAX_BYTES

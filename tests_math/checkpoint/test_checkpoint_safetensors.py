@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.checkpoint import CheckpointError, read_path
-from membudget.checkpoint.safetensors_file import parse_header
-from membudget.checkpoint.safetensors_strict import parse_header as parse_strictly
-from membudget.checkpoint.safetensors_strict import parse_index
+from membudget.checkpoint.safetensors_json import parse_header, parse_index
 from membudget.formats.dtypes import DTYPE_BITS
 from membudget.model import Model
 from tests_math.checkpoint.checkpoint_files import is_refused, stored, write_safetensors, write_shards
@@ -197,10 +195,10 @@ def test_any_index_reads_as_json_does(
     [
         (b"{}", "byte 0: has no weight_map"),
         (b'{"weight_map": 1}', "byte 0: has no weight_map"),
-        (b'{"weight_map": {"a": 1}}', r"byte 21: weight_map: expected a file name and ',' or '\}', found '1\}\}'"),
-        (b'{"weight_map": {"a": "b.safetensors"', r"byte 21: weight_map: expected a file name"),
-        (b'{"weight_map": {a: 1}}', r"byte 16: weight_map: expected a name in quotes"),
-        (b'{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}', r"byte 37: weight_map: 'a' stands twice"),
+        (b'{"weight_map": {"a": 1}}', r"byte 21: weight_map: expected a file name, found '1\}\}'"),
+        (b'{"weight_map": {"a": "b.safetensors"', r"byte 21: 'a': expected ',' or"),
+        (b'{"weight_map": {a: 1}}', r"byte 16: expected a name in quotes"),
+        (b'{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}', r"byte 38: weight_map: duplicate name 'a'"),
         (b'{"weight_map": {"a": "b.bin"}}', r"weight_map names 'b\.bin', not a file beside it"),
         (b'{"weight_map": {"a": "\xff.safetensors"}}', r"a name is not text"),
         (b'{"metadata": {"total_size": "9"}, "weight_map": {}}', r"metadata\.total_size is no whole number"),
@@ -223,12 +221,12 @@ BAD: dict[str, tuple[Any, int, int | None, str]] = {
     "a list": (b"[1, 2, 3]", 0, None, r"byte 8: the header is not a JSON object"),
     "cut JSON": (b'{"a":{"dtype":"U8","shape":[2],"data_of', 0, None, r"byte 13: 'a': not JSON"),
     "no colon": (b'{"a"}', 0, None, r"byte 9: expected a name in quotes and a colon"),
-    "nested deeply": (b'{"a":' + b"[" * 100_000, 0, None, r"byte 13: 'a': expected"),
-    "metadata nested deeply": (b'{"__metadata__":' + b"[" * 100_000, 0, None, r"__metadata__: not JSON"),
+    "nested deeply": (b'{"a":' + b"[" * 100_000, 0, None, r"byte 13: 'a': not JSON"),
+    "metadata nested deeply": (b'{"__metadata__":' + b"[" * 100_000, 0, None, r"__metadata__': not JSON"),
     "metadata of numbers": ({"__metadata__": {"a": 1}, "a": E}, 2, None, r"__metadata__ must be an object of strings"),
-    "name twice": (b'{"a":%b,"a":%b}' % ((json.dumps(E).encode(),) * 2), 2, None, r"the name 'a' stands twice"),
-    "field twice": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[2],"data_offsets":[0,2]}}', 2, None, r"a field stands"),
-    "unknown dtype": ({"a": {**E, "dtype": "Q4"}}, 2, None, r"byte 14: 'a': unknown dtype 'Q4'; known are BOOL, F4"),
+    "name twice": (b'{"a":%b,"a":%b}' % ((json.dumps(E).encode(),) * 2), 2, None, r"duplicate name 'a'"),
+    "field twice": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[2],"data_offsets":[0,2]}}', 2, None, r"duplicate field"),
+    "unknown dtype": ({"a": {**E, "dtype": "Q4"}}, 2, None, r"byte 14: 'a': unknown dtype 'Q4'; known are F64, F32"),
     "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 2]}}, 2, None, r"'a': dtype is missing"),
     "negative extent": ({"a": {**E, "shape": [-2]}}, 2, None, r"'a': shape must be a list of whole numbers >= 0"),
     "fraction": ({"a": {**E, "shape": [2.0]}}, 2, None, r"'a': shape must be a list of whole numbers >= 0"),
@@ -236,7 +234,7 @@ BAD: dict[str, tuple[Any, int, int | None, str]] = {
     "zero hides overflow": ({"a": {**E, "shape": [2**60, 0]}}, 2, None, r"'a': an extent of 1,152,921,504,606,846,976"),
     "shape and bytes": ({"a": {**E, "shape": [3]}}, 2, None, r"'a': U8 \[3\] takes 3 bytes, .* hold 2"),
     "half a byte": ({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}, 2, None, r"3 x 4 bits are not"),
-    "backwards": ({"a": {**E, "data_offsets": [2, 0]}}, 2, None, r"'a': data_offsets \[2, 0\] run backwards"),
+    "backwards": ({"a": {**E, "data_offsets": [2, 0]}}, 2, None, r"'a': data_offsets run backwards"),
     "one offset": ({"a": {**E, "data_offsets": [2]}}, 2, None, r"'a': data_offsets has 1 numbers"),
     "beyond the file": ({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}, 2, None, r"truncated"),
     "overlap": ({"a": E, "b": {**E, "data_offsets": [1, 3]}}, 3, None, r"'b' overlaps 'a'"),
@@ -308,15 +306,13 @@ def accepted_by_library(content: bytes) -> bool:
 
 
 def accepted(content: bytes, tmp: Path) -> bool:
-    """Whether we take these bytes; anything but a CheckpointError escapes.  Both our readings agree."""
+    """Whether we take these bytes; anything but a CheckpointError escapes."""
     path = tmp / "fuzz.safetensors"
     path.write_bytes(content)
     try:
-        read = read_path(str(path))
+        read_path(str(path))
     except CheckpointError:
         return False
-    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
-    assert parse_strictly(header, str(path), path.name) == (list(read.entries), read.metadata)
     return True
 
 

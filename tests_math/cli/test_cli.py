@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from membudget.cli.main import BUG, COMMANDS, INTERRUPTED, UNWRITTEN, available, parser_of, usage
+from membudget.cli.commands.registry import COMMANDS, available, parser_of
+from membudget.cli.main import BUG, INTERRUPTED, UNWRITTEN, usage
 
 pytestmark = pytest.mark.suite
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from membudget.cli.main import available
+from membudget.cli.commands.registry import available
 
 pytestmark = pytest.mark.suite
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from membudget.cli.main import COMMANDS, main
+from membudget.cli.commands.registry import COMMANDS
+from membudget.cli.main import main
 from tests_math.strategies import command_lines
 
 pytestmark = pytest.mark.suite

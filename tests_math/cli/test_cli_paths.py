@@ -14,7 +14,8 @@ from membudget.budgets import file as budget_file
 from membudget.cli.commands import init
 from membudget.cli.commands.arguments import parse
 from membudget.cli.commands.check import options
-from membudget.sources.locate import cache_folder, is_model_id
+from membudget.sources.cache import cache_folder
+from membudget.sources.names import is_model_id
 
 pytestmark = pytest.mark.math
 

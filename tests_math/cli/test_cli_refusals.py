@@ -161,7 +161,7 @@ def test_init_says_what_to_do_next(run: Run) -> None:
     """The check, and the test that ships with the package."""
     _, out, _ = run("init", "Qwen/Qwen3-8B", "--machine", "h100")
     path = "budgets/qwen3-8b-bf16.h100-80gb.yaml"
-    assert f"Next: membudget check {path}\n  or: pytest --pyargs membudget.tests --budgets={path}\n" in out
+    assert f"Next: membudget check {path}\n  or: pytest --pyargs membudget.tests --membudget-budgets={path}\n" in out
 
 
 @pytest.mark.parametrize("broken", ["max([])", "int('x')", "float('x')", "[].index(1)"])

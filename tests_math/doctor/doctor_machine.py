@@ -99,8 +99,8 @@ def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
     box.commands = {
         "nvidia-smi": SMI,
         "nvidia-smi -L": "GPU 0: NVIDIA GB10 (UUID: GPU-7c3f)\n",
-        "nvidia-smi --query-gpu=name,memory.total,mig.mode.current --format=csv,noheader,nounits": (
-            "NVIDIA GB10, [N/A], [N/A]\n"
+        "nvidia-smi --query-gpu=uuid,name,memory.total,mig.mode.current --format=csv,noheader,nounits": (
+            "GPU-7c3f, NVIDIA GB10, [N/A], [N/A]\n"
         ),
     }
     box.packages = {"torch": "2.13.0+cu130", "transformers": "5.24.0", "vllm": "0.32.0", "nvidia-ml-py": "13.590"}

@@ -157,10 +157,10 @@ def test_a_card_of_its_own(spark: Machine, ask: Ask) -> None:
     spark.commands = {
         "nvidia-smi": SMI,
         "nvidia-smi -L": "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\n",
-        "nvidia-smi --query-gpu=name,memory.total,mig.mode.current --format=csv,noheader,nounits": (
-            "NVIDIA GeForce RTX 4090, 24564, [N/A]\n"
+        "nvidia-smi --query-gpu=uuid,name,memory.total,mig.mode.current --format=csv,noheader,nounits": (
+            "GPU-1, NVIDIA GeForce RTX 4090, 24564, [N/A]\n"
         ),
-        "nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits": "18104\n",
+        "nvidia-smi --query-gpu=uuid,memory.free --format=csv,noheader,nounits": "GPU-1, 18104\n",
     }
     spark.packages["torch"] = "2.13.0+cpu"
     spark.device = [Held(55, "python", 6 * GIB), Held(56, "Xorg", 12 * MIB)]

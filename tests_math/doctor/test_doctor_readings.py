@@ -12,6 +12,7 @@ import pytest
 
 from membudget.doctor import Source
 from membudget.doctor.source import Held
+from membudget.host.command import Answer, Failure
 from membudget.units import GIB, MIB
 from tests_math.doctor.doctor_machine import SPARK, Ask, Machine, trap
 
@@ -55,8 +56,8 @@ class Driven(Source):
     ("script", "driver", "state", "told"),
     [
         ("sleep 60; echo", False, "danger", "no answer within"),
-        ("echo hello", False, "danger", "its answer cannot be read"),
-        (r"printf '\377\376GB10, [N/A]\n'", False, "danger", "its answer cannot be read"),
+        ("echo hello", False, "danger", "answer cannot be read"),
+        (r"printf '\377\376GB10, [N/A]\n'", False, "danger", "answer cannot be read"),
         ("echo no NVML >&2; exit 9", True, "danger", "exit code 9: no NVML"),
         ("echo no NVML >&2; exit 9", False, "note", "exit code 9: no NVML"),
         ("echo No devices were found", False, "clear", "no NVIDIA GPU"),
@@ -67,7 +68,7 @@ def test_a_driver_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """nvidia-smi that hangs or talks nonsense is no machine without a GPU, and is waited for once."""
-    monkeypatch.setattr("membudget.host.asking.TIMEOUT", 0.5)
+    monkeypatch.setattr("membudget.host.command.TIMEOUT", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -89,7 +90,7 @@ def test_a_driver_that_does_not_answer(
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (None, "nvidia-smi gives no answer within 10 s"),
+        (None, "nvidia-smi fails: no answer within 10 s"),
         ("\x01\x1f5 garbage\n", "list of processes cannot be read"),
         ("0\x1f, x, 5\nhello\n", "list of processes cannot be read"),
     ],
@@ -98,7 +99,7 @@ def test_a_list_of_processes_that_cannot_be_read(answer: str | None, told: str, 
     """It is no empty list: who holds the memory is unknown, and no danger seen is no all-clear."""
     query = "nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv,noheader,nounits"
     if answer is None:
-        spark.troubles["nvidia-smi"] = "no answer within 10 s"
+        spark.troubles["nvidia-smi"] = Answer(None, Failure.TIMEOUT, "no answer within 10 s")
     else:
         spark.commands[query] = answer
     spark.device = Source.held(spark)

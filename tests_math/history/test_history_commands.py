@@ -79,7 +79,7 @@ def test_nothing_recorded(ask: Ask, tmp_path: Path) -> None:
     """No folder, no run of that kind: not available here, with what makes one."""
     code, found = ask("history", "--runs", str(tmp_path / "none"))
     assert code == 3
-    assert "pytest --record" in found["error"]["message"]
+    assert "pytest --membudget-record" in found["error"]["message"]
     assert ask("diff", "--runs", str(tmp_path / "none"))[0] == 3
 
 
@@ -155,7 +155,7 @@ def test_nothing_to_compare_is_no_yes(ask: Ask, run_cli: Call, runs: Callable[..
 
 
 def test_an_unreadable_record_says_why(ask: Ask, runs: Callable[..., str], tmp_path: Path) -> None:
-    """Where the only record has a newer schema, each command names it and its reason, and not `pytest --record`."""
+    """Where the only record has a newer schema, each command names it and its reason."""
     folder = Path(runs(run(1)))
     path = folder / "spark.jsonl"
     path.write_text(json.dumps(run(1).as_json() | {"schema": 99}) + "\n", encoding="utf-8")

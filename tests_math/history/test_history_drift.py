@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from membudget.history import Entry, Line, Record, SelectError, compare, select
 from membudget.history.changes import Change, ChangesError, known_changes
-from membudget.history.drift import moved, version_key
+from membudget.history.drift import moved
 from membudget.history.logs import of_log
 from membudget.history.select import baseline
 from membudget.history.text import BARS, drift_lines, series, sparkline
+from membudget.history.versions import version_key
 
 pytestmark = pytest.mark.suite
 
@@ -318,7 +319,7 @@ def test_a_version_means_the_run_of_the_same_kind() -> None:
 
 def test_no_run_at_all() -> None:
     """An empty history says so, and what makes a run."""
-    with pytest.raises(SelectError, match="no run is recorded; `pytest --record` makes one"):
+    with pytest.raises(SelectError, match="no run is recorded; `pytest --membudget-record` makes one"):
         select("last", [])
     with pytest.raises(SelectError, match="without a failure"):
         select("last-green", [run(2, verdict="failed"), run(3)], run(3))

@@ -310,36 +310,39 @@ def matrix() -> ModuleType:
 class Failing:
     """Steps of which some fail."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+    def __init__(self, matrix: ModuleType) -> None:
+        self.matrix, self.asked = matrix, list[str]()
 
     def environment(self, package: str, version: str) -> Environment:
         if version == "1":
             raise EnvironmentFailed("no wheel\nof it")
         return Environment("", sys.executable, package, version)
 
-    def steps(self, package: str) -> list[tuple[str, Callable[[Environment, str], str]]]:
+    def steps(self, package: str) -> list[tuple[str, Callable[[Environment, str], Any]]]:
         return [("survey", self.survey), ("tier", self.tier)]
 
-    def survey(self, made: Environment, source: str) -> str:
+    def survey(self, made: Environment, source: str) -> Any:
         self.asked.append(source)
         if made.version == "2":
             raise survey.SurveyError("killed")
-        return "7 of 7 as predicted"
+        return self.matrix.Outcome(self.matrix.State.OK, "7 of 7 as predicted")
 
-    def tier(self, made: Environment, source: str) -> str:
-        return "3 passed in 1 s" if made.version != "3" else "FAILED: 1 failed in 1 s"
+    def tier(self, made: Environment, source: str) -> Any:
+        state = self.matrix.State
+        return self.matrix.Outcome(state.FAILED if made.version == "3" else state.OK, "3 tests")
 
 
 def test_one_failing_environment_hides_no_other(matrix: ModuleType) -> None:
     """Environment, survey, tier: each fails in one version, and all the others still run."""
-    steps = Failing()
+    steps = Failing(matrix)
     versions = [("transformers", str(number), str(number)) for number in range(1, 5)]
     rows = matrix.run_matrix(versions, steps, lambda text: None)
-    assert [row.good for row in rows] == [False, False, False, True]
+    assert [row.state.name for row in rows] == ["NOT_MEASURED", "NOT_MEASURED", "FAILED", "OK"]
     assert "no wheel" in rows[0].error
-    assert rows[1].steps == {"survey": "FAILED: SurveyError: killed", "tier": "3 passed in 1 s"}
-    assert rows[2].steps["tier"].startswith("FAILED")
+    assert rows[1].steps["survey"] == (matrix.State.NOT_MEASURED, "SurveyError: killed")
+    assert matrix.worst(row.state for row in rows) == matrix.State.FAILED == 4
+    assert matrix.worst([matrix.State.MOVED, matrix.State.NOT_MEASURED]) == 1
+    assert matrix.worst([]) == 3, "a night of nothing has measured nothing"
     assert steps.asked == [f"survey transformers {number}" for number in (2, 3, 4)]
 
 
@@ -359,6 +362,23 @@ def test_the_matrix_reads_its_command_line(matrix: ModuleType, monkeypatch: pyte
     assert matrix.Steps(args, []).tiers("transformers") == []
     with pytest.raises(SystemExit):
         matrix.arguments([])
+
+
+@pytest.mark.parametrize(
+    ("cases", "state", "text"),
+    [
+        ('<testcase name="a"/><testcase name="b"><skipped message="no torch"/></testcase>', "OK", "1 passed"),
+        ('<testcase name="b"><skipped message="no torch"/></testcase>', "NOT_MEASURED", "no torch"),
+        ("", "NOT_MEASURED", "no test was selected"),
+        ('<testcase name="a"/><testcase name="bad"><failure/></testcase>', "FAILED", "first: bad"),
+        ('<testcase name="a"><error/></testcase>', "FAILED", "1 failed"),
+    ],
+)
+def test_a_tier_that_ran_no_test_is_not_good(matrix: ModuleType, cases: str, state: str, text: str) -> None:
+    """All skips measure nothing; the reason is said."""
+    found = matrix.of_junit(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert found.state.name == state
+    assert text in found.text
 
 
 def test_an_index_that_is_silent_is_a_row(matrix: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +406,10 @@ def test_a_survey_is_recorded(
     steps = matrix.Steps(args, budgets)
     (row,) = matrix.run_matrix([("transformers", "5.24.0", "newest")], _Made(steps), lambda text: None)
     number = len(survey.one_a_model(budgets))
-    assert row.steps["survey"] == f"{number - 1} of {number} as predicted; no answer for {asked_of[0]}"
+    assert row.steps["survey"] == (
+        matrix.State.OK,
+        f"{number - 1} of {number} as predicted; no answer for {asked_of[0]}",
+    )
     (record,) = read_folder(str(tmp_path)).records
     assert (record.source, record.versions["torch"]) == ("survey transformers newest", "2.13.0")
     assert record.skipped == {asked_of[0]: "not built"}

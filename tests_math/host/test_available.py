@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from membudget.host import available
-from membudget.host.asking import Answer
+from membudget.host.available import Lack
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.suite
 
 INSTALL = "pip install 'membudget[transformers]'"
 BOTH = f"needs torch and transformers, not installed here: {INSTALL}"
-NO_GPU = "this machine has no NVIDIA GPU (nvidia-smi lists none)"
+NO_GPU = "nvidia-smi lists none"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ NO_GPU = "this machine has no NVIDIA GPU (nvidia-smi lists none)"
         ("cuda", ("NVIDIA H200",), (), BOTH),
         (
             "spark", (), ("torch", "transformers"),
-            "needs a DGX Spark (an NVIDIA GPU named GB10); this machine has no NVIDIA GPU (nvidia-smi lists none)",
+            "needs a DGX Spark (an NVIDIA GPU named GB10); nvidia-smi lists none",
         ),
         (
             "spark", ("NVIDIA GeForce RTX 4090",), ("torch", "transformers"),
@@ -45,10 +45,11 @@ def test_skips_name_what_is_missing(
 ) -> None:
     """Software that is not installed with the command that installs it, hardware with what is there instead."""
     monkeypatch.setattr(available, "gpus", lambda: gpus)
-    monkeypatch.setattr(available, "_listed", lambda: Answer(""))
+    monkeypatch.setattr(available, "_listed", lambda: ((), None))
     monkeypatch.setattr(available, "_installed", lambda name: name in packages)
     monkeypatch.setattr(available, "_torch_version", lambda: "2.13.0")
-    assert available.missing(marker) == reason
+    lack = available.missing(marker)
+    assert (lack and str(lack)) == reason
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,9 @@ def test_a_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "gpus", lambda: ("NVIDIA L4",))
     monkeypatch.setattr(available, "_installed", lambda name: True)
     monkeypatch.setattr(available, "_torch_version", lambda: "2.13.0+cpu")
-    assert available.missing("cuda") == "needs torch with CUDA; torch 2.13.0+cpu is installed, which has none"
+    lack = available.missing("cuda")
+    assert lack is not None
+    assert lack.code is Lack.TORCH_CUDA
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_nothing_starts_while_tasks_wait_for_memory(spark: None, monkeypatch: py
     monkeypatch.setattr(host.Sources, "pressure", lambda self: 61_250)
     why = refused(tiny(), Settings(available=lambda: 100 * GIB))
     assert why is not None
-    assert why.startswith("in the last 10 s some task waited for memory 61% of the time")
+    assert "61% of the last 10 s" in why
     monkeypatch.setattr(host.Sources, "pressure", lambda self: 9_999)
     assert refused(tiny(), Settings(available=lambda: 100 * GIB)) is None
     monkeypatch.setattr(host, "shares_memory", lambda: False)
@@ -79,14 +79,14 @@ def test_a_driver_that_hangs_may_be_a_sparks(monkeypatch: pytest.MonkeyPatch) ->
     """What cannot be known is taken for the host that can hang; a system that has no such driver is not."""
 
     def hangs() -> None:
-        raise DetectError("nvidia-smi is here and gives no answer within 10 s")
+        raise DetectError("no answer within 10 s", code="driver_trouble", trouble="nvidia-smi fails")
 
     monkeypatch.setattr(host, "detect", hangs)
     assert host.shares_memory()
     host.shares_memory.cache_clear()
 
     def silent() -> None:
-        raise DetectError("no nvidia-smi, no amdgpu and no MemTotal in /proc/meminfo on win32")
+        raise DetectError("no MemTotal", code="no_memory")
 
     monkeypatch.setattr(host, "detect", silent)
     assert not host.shares_memory()

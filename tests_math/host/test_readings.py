@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget.host import readings
-from membudget.host.readings import FIELDS, Reading, Snapshot, Sources, Unknown, number, pair, snap
+from membudget.host import sources as readings
+from membudget.host.readings import FIELDS, Reading, Snapshot, Unknown, number, pair
+from membudget.host.sources import Sources, snap
 from membudget.units import GIB
 
 pytestmark = pytest.mark.suite
@@ -141,10 +142,10 @@ def test_cgroups_of_both_kinds(texts: dict[str, str], expected: object, monkeypa
     [
         ("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 0),
         ("some avg10=12.34 avg60=1.00 avg300=0.20 total=9\nfull avg10=1.00\n", 12_340),
-        ("some avg10= avg60=\n", "has no avg10"),
-        ("some avg10=nan\n", "has no avg10"),
-        ("", "has no avg10"),
-        (None, "no /proc/pressure/memory"),
+        ("some avg10= avg60=\n", "no avg10"),
+        ("some avg10=nan\n", "no avg10"),
+        ("", "no avg10"),
+        (None, "no avg10 in /proc/pressure/memory"),
     ],
 )
 def test_pressure_or_why_not(text: str | None, expected: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ def test_a_mac_reads_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.unified is True
     names = ("mps_allocated", "mps_driver", "mps_recommended")
     assert [found.value(name) for name in names] == [3 * GIB, 4 * GIB, int(107.52 * GIB)]
-    assert found.fields["torch_allocated"] == Unknown("torch holds no CUDA context in this process")
+    assert found.fields["torch_allocated"] == Unknown("torch has no CUDA context in this process", "no_context")
     assert found.fields["mem_available"] == Unknown("this system has no /proc/meminfo")
 
 
@@ -210,6 +211,7 @@ def test_torchs_cuda_counters(monkeypatch: pytest.MonkeyPatch) -> None:
         max_memory_reserved=lambda: 4,
         mem_get_info=lambda: (43_536_875 * 1024, 127_600_748 * 1024),
         get_device_properties=lambda device: SimpleNamespace(is_integrated=1),
+        current_device=lambda: 0,
     )
     monkeypatch.setitem(sys.modules, "torch", _torch(cuda=cuda))
     found = snap("gb10")
@@ -288,7 +290,7 @@ def test_nvml_on_a_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.value("device_process") == 1_278_197_760
     assert found.value("gpu_temperature") == 61
     assert found.unified is True
-    assert found.fields["cuda_free"] == Unknown("the driver says Not Supported")
+    assert found.fields["cuda_free"] == Unknown("the driver says Not Supported", "refused")
     others = Sources().device_processes()
     assert isinstance(others, dict)
     assert isinstance(others[1], Unknown)
@@ -301,4 +303,4 @@ def test_nvml_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     process, temperature = Sources().device_process(), Sources().temperature()
     assert isinstance(process, Unknown)
     assert "a container hides" in process.reason
-    assert temperature == Unknown("the driver says Not Supported")
+    assert temperature == Unknown("the driver says Not Supported", "refused")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from membudget.host.detect import DetectError, System, detect
+from membudget.host.detect import DetectError, detect, find_machine
+from membudget.host.system import System
 from membudget.machines import Machine, UnknownMachine, all_machines, get
 from membudget.machines.file import FIELDS, MachineFileError, parse
 from membudget.units import GIB, MIB
@@ -230,10 +232,10 @@ MEMINFO = "MemTotal:       127600748 kB\nMemFree:         1000000 kB\nMemAvailab
 
 def test_detects_a_spark() -> None:
     """nvidia-smi prints [N/A] for GB10's memory: it is unified, and MemTotal counts."""
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA GB10, [N/A], [N/A]\n"}, files={"/proc/meminfo": MEMINFO}))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA GB10, [N/A], [N/A]\n"}, files={"/proc/meminfo": MEMINFO}))
     spark = get("dgx-spark")
-    assert found._replace(name=spark.name, title=spark.title, source="", aliases=()) == spark._replace(
-        source="", aliases=()
+    assert replace(found, name=spark.name, title=spark.title, source="", aliases=()) == replace(
+        spark, source="", aliases=()
     )
 
 
@@ -249,7 +251,7 @@ def test_detects_a_spark() -> None:
 )
 def test_compute_capability_names_a_spark(name: str, capability: str, is_spark: bool, noted: bool) -> None:
     """12.1 is GB10's alone: a driver without its name still has it, another capability under its name is noted."""
-    answers = {"name,memory.total": f"{name}, [N/A], [N/A]\n", "compute_cap": f"{capability}\n"}
+    answers = {"name,memory.total": f"GPU-1, {name}, [N/A], [N/A]\n", "compute_cap": f"{capability}\n"}
     found = detect(Answers(run=answers, files={"/proc/meminfo": MEMINFO}))
     assert ("GB10" in found.title, bool(found.notes)) == (is_spark, noted)
     assert (found.bandwidth == 273 * 10**9) == is_spark
@@ -259,34 +261,34 @@ def test_compute_capability_names_a_spark(name: str, capability: str, is_spark: 
 def test_detects_an_older_spark() -> None:
     """The same box with older software has 119.68 GiB: what Linux says counts, the rest is the table's."""
     older = "MemTotal: 125489508 kB\n"
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA GB10, [N/A], [N/A]\n"}, files={"/proc/meminfo": older}))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA GB10, [N/A], [N/A]\n"}, files={"/proc/meminfo": older}))
     assert (found.memory, found.cuda_total, found.os_reserve) == (125_489_508 * 1024, 125_489_508 * 1024, 10 * GIB)
     assert found.bandwidth == 273 * 10**9
 
 
 def test_detects_a_known_card() -> None:
     """A card that the table has brings its bandwidth and its number on the box."""
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA GeForce RTX 4090, 24564, [N/A]\n"}))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA GeForce RTX 4090, 24564, [N/A]\n"}))
     assert (found.memory, found.nominal, found.bandwidth) == (24_564 * MIB, 24 * GIB, 1008 * 10**9)
     assert (found.name, found.unified, found.platform) == ("this-machine", False, "cuda")
 
 
 def test_unknown_card_has_no_bandwidth() -> None:
     """A card in no table keeps its memory; its bandwidth is unknown, and the notes say so."""
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA Imaginary 9000, 49140, [N/A]\n"}))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA Imaginary 9000, 49140, [N/A]\n"}))
     assert (found.memory, found.nominal, found.bandwidth, found.cuda_total) == (49_140 * MIB, 49_140 * MIB, 0, None)
     assert any("bandwidth is unknown" in note for note in found.notes)
 
 
 def test_name_alone_is_not_enough() -> None:
     """A card of the same name and another size is not the table's: nothing is taken from there."""
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA H100 80GB HBM3, 40960, Disabled\n"}))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA H100 80GB HBM3, 40960, Disabled\n"}))
     assert (found.memory, found.bandwidth) == (40_960 * MIB, 0)
 
 
 def test_several_cards_count_as_the_smallest() -> None:
     """Of unlike cards the smallest is planned with, and the notes say that there are more."""
-    answer = "NVIDIA H100 80GB HBM3, 81559, Disabled\nNVIDIA L4, 23034, [N/A]\n"
+    answer = "GPU-1, NVIDIA H100 80GB HBM3, 81559, Disabled\nGPU-2, NVIDIA L4, 23034, [N/A]\n"
     found = detect(Answers(run={"nvidia-smi": answer}))
     assert found.memory == 23_034 * MIB
     assert found.notes[0].startswith("2 GPUs")
@@ -295,7 +297,7 @@ def test_several_cards_count_as_the_smallest() -> None:
 def test_mig_slices_are_refused() -> None:
     """With MIG on, nvidia-smi's total is not what a process sees: no guess is made."""
     with pytest.raises(DetectError, match="MIG"):
-        detect(Answers(run={"nvidia-smi": "NVIDIA A100-SXM4-40GB, 40960, Enabled\n"}))
+        detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA A100-SXM4-40GB, 40960, Enabled\n"}))
 
 
 def test_detects_a_cpu_and_its_container() -> None:
@@ -312,7 +314,7 @@ def test_detects_a_cpu_and_its_container() -> None:
 def test_container_limits_do_not_bind_cuda() -> None:
     """A cgroup limit does not see CUDA's memory, so a unified GPU keeps MemTotal."""
     files = {"/proc/meminfo": MEMINFO, "/sys/fs/cgroup/memory.max": f"{8 * GIB}\n"}
-    found = detect(Answers(run={"nvidia-smi": "NVIDIA GB10, [N/A], [N/A]\n"}, files=files))
+    found = detect(Answers(run={"nvidia-smi": "GPU-1, NVIDIA GB10, [N/A], [N/A]\n"}, files=files))
     assert found.memory == 127_600_748 * 1024
 
 
@@ -349,7 +351,7 @@ def test_detects_a_mac() -> None:
 
 
 @pytest.mark.parametrize("system", [Answers(), Answers("darwin"), Answers("win32"),
-    Answers(run={"nvidia-smi": "NVIDIA GB10, [N/A], [N/A]\n"})])  # fmt: skip
+    Answers(run={"nvidia-smi": "GPU-1, NVIDIA GB10, [N/A], [N/A]\n"})])  # fmt: skip
 def test_silence_is_an_error(system: Answers) -> None:
     """Where nothing says how much memory there is, no number is made up."""
     with pytest.raises(DetectError):
@@ -375,4 +377,4 @@ def test_this_machine_is_detected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """`this-machine` asks the system once and keeps the answer."""
     monkeypatch.setattr("membudget.host.detect._found", None)
     monkeypatch.setattr("membudget.host.detect.System", lambda: Answers(files={"/proc/meminfo": MEMINFO}))
-    assert get("this-machine") is get("This Machine")
+    assert find_machine("this-machine") is find_machine("This Machine")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,8 +48,8 @@ def test_a_lines_verdict() -> None:
     assert judged(row, 200 * MIB).verdict == "over"
     assert judged(row, 99 * MIB).verdict == "under"
     assert judged(row, None).verdict == "not measured"
-    assert judged(row._replace(allowed=None), 5).verdict == "recorded"
-    assert judged(row._replace(allowed=parse("below 1 GiB"), predicted=None), 2 * GIB).verdict == "over"
+    assert judged(replace(row, allowed=None), 5).verdict == "recorded"
+    assert judged(replace(row, allowed=parse("below 1 GiB"), predicted=None), 2 * GIB).verdict == "over"
     word = Row("break[0].outcome", "break", "out_of_memory", unit="word", allowed=parse("exact"))
     assert judged(word, "fits").verdict == "differs"
     assert headline(judged(word, "fits")) == "break[0].outcome is fits: out_of_memory expected"

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget.budgets.tolerance import parse
-from membudget.host.readings import Reading, Sources, Unknown
+from membudget.host.readings import Reading, Unknown
+from membudget.host.sources import Sources
 from membudget.measure import contexts
 from membudget.measure.comparison import Row
 from membudget.measure.pairs import Claim, predict, predict_vllm
@@ -111,7 +113,7 @@ def _measured(device: Device) -> Row:
 
     figures = contexts.compare(device, lambda: device.touch(os.getpid()), second)
     row = Row("context_of_two", "context", None, allowed=parse("within 10%"))
-    return row._replace(note=figures["unknown"]) if "unknown" in figures else second_process(row, figures)
+    return replace(row, note=figures["unknown"]) if "unknown" in figures else second_process(row, figures)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -17,7 +17,7 @@ from membudget.units import GIB
 
 pytestmark = pytest.mark.suite
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SPARK = str(ROOT / "budgets" / "llama-3.1-8b-bf16.dgx-spark.yaml")
 TINY = [str(ROOT / "tests_hw" / "budgets" / "llama-tiny.cpu.yaml"), "--machines", str(ROOT / "tests_hw/machines.yaml")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def search(progress: Progress, true: int, near: int) -> None:
     """A search as a worker reports it."""
 
     def tell(looking: Looking) -> None:
-        progress.hear({"stage": "edge", "looking": looking._asdict()})
+        progress.hear({"stage": "edge", "looking": asdict(looking)})
 
     found = find_edge(lambda number: number <= true, near, 1000, tell)
     progress.hear({"stage": "edge", "batch": found.most, "fits": True})

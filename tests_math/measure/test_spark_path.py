@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def test_the_trace_refuses_what_the_closed_form_lets_start(
     assert "the growth lines, traced: 1.88 GiB over the weights" in comparison.why
     assert [request["steps"][0]["do"] for request in spark.requests] == ["trace_served"]  # nothing else was started
 
-    roomy = settings._replace(available=lambda: available + GIB)
+    roomy = replace(settings, available=lambda: available + GIB)
     assert measure(made, roomy, ["growth"]).status == "done"
     # without a trace (its class is not in this transformers) an upper bound decides, and it is above the trace
     untraced = made.only(["growth"])

@@ -7,7 +7,7 @@ import pytest
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
 from membudget.model import build
-from membudget.planning.check import Finding, Verdict, judge
+from membudget.planning.check import Finding, Verdict, check
 
 pytestmark = pytest.mark.math
 
@@ -23,7 +23,7 @@ def _budget(text: str) -> Budget:
 
 
 def _verdict(text: str) -> Verdict:
-    verdict = judge(_budget(text))
+    verdict = check(_budget(text))
     assert verdict.error == ""
     return verdict
 
@@ -125,7 +125,7 @@ def test_a_breakage_with_eager_attention() -> None:
 def test_a_breakage_without_a_ceiling_is_an_error() -> None:
     """A file must name one; a budget made without a file has the same answer."""
     budget = _budget(BASE + "ceiling: 8 GiB\nbreak: [{outcome: fits}]\n")
-    verdict = judge(budget._replace(ceiling=None))
+    verdict = check(budget._replace(ceiling=None))
     assert not verdict.passed
     assert "break needs a ceiling" in verdict.error
 
@@ -133,7 +133,7 @@ def test_a_breakage_without_a_ceiling_is_an_error() -> None:
 def test_a_verdict_has_all_that_a_message_needs() -> None:
     """The budget, its ledger, and of each finding what was predicted, what was expected, why, and the line."""
     budget = _budget(BASE + "expect:\n  params: 7\n")
-    verdict = judge(budget)
+    verdict = check(budget)
     assert verdict.budget is budget
     assert verdict.ledger is not None
     assert verdict.ledger.budget is budget
@@ -141,7 +141,7 @@ def test_a_verdict_has_all_that_a_message_needs() -> None:
     assert fits == Finding("fits", True, True, True, verdict.ledger.verdict, 1)
     assert (params.predicted, str(params.expected), params.holds, params.line) == (1_235_814_400, "7", False, 8)
     # made without a file there are no lines of fields: the budget's own counts
-    bare = judge(budget._replace(where={}, line=5))
+    bare = check(budget._replace(where={}, line=5))
     assert [finding.line for finding in bare.findings] == [5, 5]
 
 
@@ -158,7 +158,7 @@ def test_every_breakage_is_found_with_its_reason() -> None:
     assert first.why.startswith(why)
     assert (second.field, second.predicted, second.expected) == ("break[1].outcome", "out_of_memory", "fits")
     assert (second.holds, second.line) == (False, 10)
-    assert [finding.line for finding in judge(verdict.budget._replace(where={}, line=5)).findings] == [5, 5, 5]
+    assert [finding.line for finding in check(verdict.budget._replace(where={}, line=5)).findings] == [5, 5, 5]
 
 
 def test_expectations_of_a_breakage_share_its_reason() -> None:
@@ -174,7 +174,7 @@ def test_expectations_of_a_breakage_share_its_reason() -> None:
 def test_what_cannot_be_predicted_is_an_error_with_its_budget() -> None:
     """A context of nothing: no ledger, no finding, the reason."""
     budget = _budget(BASE)._replace(ctx=0)
-    assert judge(budget) == Verdict(budget, None, (), "ctx is 0; allowed is a whole number >= 1")
+    assert check(budget) == Verdict(budget, None, (), "ctx is 0; allowed is a whole number >= 1")
 
 
 def _why(text: str, field: str) -> str:
@@ -224,7 +224,7 @@ def test_a_model_of_states_keeps_no_tokens() -> None:
         "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,
     }  # fmt: skip
     budget = _budget(BASE + "expect: {kv_per_token: 0}\n")._replace(model=build(config, "states"))
-    assert _found(judge(budget))["kv_per_token"].why == "no layer keeps tokens"
+    assert _found(check(budget))["kv_per_token"].why == "no layer keeps tokens"
 
 
 def test_a_budget_must_fit_unless_it_says_otherwise() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -322,7 +323,7 @@ def test_an_exactly_full_node_fits() -> None:
     """A node with as many bytes as are needed holds the plan, and one byte less does not."""
     total = seventy().total
     full = Machine("full", 1, -(-total * 2**30 // 10**9), False, 0)
-    short = full._replace(nominal=-(-(total - 1) * 2**30 // 10**9))
+    short = replace(full, nominal=-(-(total - 1) * 2**30 // 10**9))
     assert (full.marketed, short.marketed) == (total, total - 1)
     assert seventy(node=(full, 1)).fits
     assert not seventy(node=(short, 1)).fits

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.machines import Machine
 from membudget.model import Model, build
 from membudget.planning.capacity import fits, total_of
@@ -83,17 +84,22 @@ def test_70b_is_131_gib_and_30b_is_57(model: Get) -> None:
     big, mixture = plan(model(LLAMA_70B), "dgx-spark", 8192), plan(model(QWEN_30B), "rtx-4090", 8192)
     assert round(big.weights / GIB) == 131
     assert round(mixture.weights / GIB) == 57
-    assert big.broken_by == mixture.broken_by == "weights"
+    assert big.limiting_bucket == mixture.limiting_bucket == "weights"
 
 
 def test_4090_misses_eight_users(model: Get) -> None:
     """8B at 8K for 8 users misses a nominal 24 GiB by about 1.4 GiB, and the cache breaks it."""
     ledger = plan(model(LLAMA_8B), "rtx-4090", 8192, users=8, convention="nominal")
     assert not ledger.fits
-    assert ledger.broken_by == "kv_cache"
+    assert ledger.limiting_bucket == "kv_cache"
     assert round(-ledger.headroom / GIB, 1) == 1.4
     assert "kv_cache breaks it, 1.37 GiB over the 24.00 GiB of rtx-4090" in ledger.verdict
-    assert [list(change.values) for change in ledger.changes] == [["ctx"], ["users"], ["kv_cache_dtype"], ["format"]]
+    assert [list(change.values) for change in ledger.suggestions] == [
+        ["ctx"],
+        ["users"],
+        ["kv_cache_dtype"],
+        ["format"],
+    ]
 
 
 def test_decode_step_on_a_spark(model: Get) -> None:
@@ -113,7 +119,7 @@ def test_mixture_reads_active_experts_only(model: Get) -> None:
 
 def test_utilization_limits_the_engine(model: Get) -> None:
     """gpu_memory_utilization 0.40 of a Spark leaves vLLM 48.7 GiB, whatever the machine has."""
-    engine = Engine(gpu_memory_utilization=0.40)
+    engine = Settings(gpu_memory_utilization=0.40)
     ledger = plan(model(LLAMA_8B), "dgx-spark", 8192, users=40, engine=engine)
     assert not ledger.fits
     assert "gpu_memory_utilization 0.4" in ledger.verdict
@@ -163,8 +169,8 @@ def test_the_last_byte_decides(config: dict[str, Any], ctx: int, users: int) -> 
         plan(model, Machine("drawn", total + spare, total + spare, False, 1), ctx, users) for spare in (0, -1, 1)
     )
     assert (exact.fits, exact.headroom, exact.max_users, exact.max_ctx) == (True, 0, users, ctx)
-    assert (less.fits, less.headroom, less.broken_by) == (False, -1, "kv_cache")
-    assert (more.fits, more.headroom, more.changes) == (True, 1, [])
+    assert (less.fits, less.headroom, less.limiting_bucket) == (False, -1, "kv_cache")
+    assert (more.fits, more.headroom, more.suggestions) == (True, 1, [])
     # what the search for changes takes for fitting is what a plan takes for fitting
     assert fits(exact.budget)
     assert not fits(less.budget)
@@ -204,10 +210,10 @@ def test_suggested_changes_fit(config: dict[str, Any], ctx: int, users: int, mac
     """Every change that a failing plan names makes it fit, and the smallest comes first."""
     model = build(config, "drawn")
     ledger = plan(model, machine, ctx, users)
-    assert (ledger.broken_by is None) == ledger.fits
-    freed = [change.frees for change in ledger.changes]
+    assert (ledger.limiting_bucket is None) == ledger.fits
+    freed = [change.frees for change in ledger.suggestions]
     assert freed == sorted(freed)
-    for change in ledger.changes:
+    for change in ledger.suggestions:
         assert predict(applied(ledger.budget, change)).fits
 
 
@@ -220,7 +226,7 @@ def test_most_is_the_edge(
     name: str, attention: str, logits: str, share: float | None, machine: str, model: Get
 ) -> None:
     """Whatever the engine: the most users and the longest context fit, and one more does not."""
-    engine = Engine(name, 8192, attention, logits, share)
+    engine = Settings(name, 8192, attention, logits, share)
     ledger = plan(model("meta-llama/Llama-3.2-1B"), machine, 2048, users=2, engine=engine)
     budget, users, ctx = ledger.budget, ledger.max_users, ledger.max_ctx
     assert predict(budget._replace(users=users)).fits
@@ -250,7 +256,7 @@ def test_the_bucket_that_breaks_it(memory: int, bucket: str, model: Get) -> None
     """Overhead of 1.5 GiB, weights of 16,060,522,496 bytes, a step of 8,192 tokens, the cache: the first too many."""
     ledger = plan(model(LLAMA_8B), Machine("drawn", memory, memory, False, 1), 8192)
     assert (ledger.overhead, ledger.weights, ledger.activations) == (3 * 2**29, 16_060_522_496, 977_338_368)
-    assert ledger.broken_by == bucket
+    assert ledger.limiting_bucket == bucket
     assert ledger.verdict.startswith(f"does not fit: {bucket} breaks it, ")
 
 
@@ -261,6 +267,7 @@ def test_a_plan_as_json(model: Get) -> None:
         "model", "model_type", "params", "unknown", "unproven", "assumed", "format", "kv_cache_dtype", "ctx", "users",
         "machine", "engine", "convention", "weights", "kv_cache", "activations", "overhead", "total", "capacity",
         "limit", "headroom", "fits", "max_users", "max_ctx", "kv_per_token", "kv_per_token_at_ctx", "kv_per_request",
+        "limiting_bucket", "suggestions", "starts", "refusals", "concurrency", "command",
         "broken_by", "changes", "verdict", "decode_upper_bound", "lines",
     }  # fmt: skip
     assert (plan_json["kv_per_request"], plan_json["kv_cache"]) == (2**30, 3 * 2**30)

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.cli.main import main
 from membudget.engines.vllm.parallel.cut import RankError
-from membudget.engines.vllm.parallel.layouts import allowed, laid_out
-from membudget.engines.vllm.parallel.ranks import KNOWN, stages
+from membudget.engines.vllm.parallel.layouts import advice, allowed
+from membudget.engines.vllm.parallel.ranks import KNOWN, Stage, stages
+from membudget.formats import Format
 from membudget.machines.file import MachineFileError, read
 from membudget.model import Model, build
 from membudget.planning.capacity import fits, max_users
@@ -33,6 +35,14 @@ NAMES = (
 _MADE: dict[str, Model] = {}
 
 
+def advised_stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
+    """Every pipeline stage; a refusal ends with the sizes that are allowed."""
+    try:
+        return stages(model, form, tp, pp)
+    except RankError as error:
+        raise RankError(str(error), advice(model, form, tp, pp)) from None
+
+
 def made(name: str) -> Model:
     """A shipped config's model, built once."""
     if name not in _MADE:
@@ -44,7 +54,7 @@ def made(name: str) -> Model:
 def budget(model: Model, form: str, tp: int, pp: int, users: int = 1, ctx: int = 4096) -> Budget:
     """A budget of tp x pp H100s."""
     return Budget(
-        "b", model, formats.get(form), "bf16", ctx, users, machines.get("h100-80gb"), Engine("vllm"),
+        "b", model, formats.get(form), "bf16", ctx, users, machines.get("h100-80gb"), Settings("vllm"),
         machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp,
     )  # fmt: skip
 
@@ -111,19 +121,19 @@ def test_a_refused_layout_names_those_that_are_allowed(
     """The message ends with the sizes that the model's heads and widths allow, and says nothing that fails again."""
     model, kind = made(name), formats.get(form)
     with pytest.raises(RankError, match=r"Allowed tensor_parallel_size: 1, 2") as error:
-        laid_out(model, kind, tp, pp)
+        advised_stages(model, kind, tp, pp)
     same, found = allowed(model, kind, tp, pp)
     assert found == sizes
     assert f"Allowed tensor_parallel_size: {', '.join(map(str, sizes))} (" in str(error.value)
     for pair in same:
         assert math.prod(pair) == tp * pp
-        assert laid_out(model, kind, *pair)
+        assert advised_stages(model, kind, *pair)
 
 
 def test_a_family_that_is_not_known_gets_no_sizes() -> None:
     """Where no size would help none is advised."""
     with pytest.raises(RankError, match="how vLLM splits 'gpt2'") as error:
-        laid_out(build({"model_type": "gpt2"}, "gpt2"), formats.get("bf16"), 3, 1)
+        advised_stages(build({"model_type": "gpt2"}, "gpt2"), formats.get("bf16"), 3, 1)
     assert "Allowed" not in str(error.value)
 
 
@@ -185,7 +195,7 @@ def test_what_is_suggested_fits(name: str, size: tuple[int, int], ctx: int, user
     """Every suggestion, applied to the same machines, fits."""
     asked = budget(made(name), "bf16", *size, users=users, ctx=ctx)
     ledger = predict(asked)
-    for change in ledger.changes:
+    for change in ledger.suggestions:
         assert fits(applied(asked, change)), change.text
     assert ledger.fits == fits(asked)
 

@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
+from membudget.budgets.settings import Settings
+from membudget.engines.share import room_beside
 from membudget.machines import Machine
 from membudget.model import Model
 from membudget.planning.capacity import (
     engine_limit,
     fits,
-    headroom,
-    left_over,
     max_ctx,
     max_users,
-    share_room,
     share_that_leaves,
     takes_the_systems,
 )
-from membudget.planning.check import judge
+from membudget.planning.check import check
 from membudget.planning.ledger import predict
-from membudget.planning.suggestions import Change, applied, suggest
+from membudget.planning.suggestions import Suggestion, applied, suggest
 from membudget.report.failure import failure
+from tests_math.planning.buckets import headroom, left_over
 
 pytestmark = pytest.mark.math
 
@@ -46,7 +46,7 @@ SENTENCE = f"gpu_memory_utilization 0.95 claims 115.61 GiB of 121.69 GiB and {LE
 
 def spark(model: Model, share: float | None, ctx: int = 8192, users: int = 1, **more: Any) -> Budget:
     """A bf16 model on a DGX Spark under vLLM."""
-    engine = Engine(gpu_memory_utilization=share)
+    engine = Settings(gpu_memory_utilization=share)
     machine = more.pop("machine", machines.get("dgx-spark"))
     return Budget("b", model, formats.get("bf16"), "bf16", ctx, users, machine, engine, **more)
 
@@ -57,17 +57,17 @@ def test_a_share_that_takes_the_systems(model: Get) -> None:
     assert engine_limit(budget) == CLAIM
     missing = SPARK - SYSTEM - CLAIM
     assert missing == -4_204_259_942
-    assert share_room(budget) == missing
+    assert room_beside(budget.device, budget.engine) == missing
     ledger = predict(budget)
-    assert (ledger.fits, ledger.headroom, ledger.broken_by) == (False, missing, "gpu_memory_utilization")
+    assert (ledger.fits, ledger.headroom, ledger.limiting_bucket) == (False, missing, "gpu_memory_utilization")
     assert left_over(budget)(8192, 1) == left_over(budget)(1, 1) == missing
     assert (max_users(budget), max_ctx(budget), fits(budget)) == (0, 0, False)
     # (130,663,165,952 - 10,737,418,240) / 130,663,165,952 = 0.9178; 0.91 claims 118,903,481,016 B
     assert share_that_leaves(budget) == 0.91
-    change = Change(
+    change = Suggestion(
         "gpu_memory_utilization 0.91 instead of 0.95", CLAIM - 118_903_481_016, {"gpu_memory_utilization": 0.91}
     )
-    assert ledger.changes == suggest(budget) == [change]
+    assert ledger.suggestions == suggest(budget) == [change]
     help_text = "it would fit with gpu_memory_utilization 0.91 instead of 0.95."
     assert ledger.verdict == f"does not fit: {SENTENCE}; {help_text}"
     assert predict(spark(budget.model, 0.91)).fits
@@ -88,7 +88,7 @@ def test_the_edge_to_the_byte(model: Get) -> None:
     """A system's part of exactly what the claim leaves fits; a byte more does not, and is the byte that is missing."""
     for extra, left in ((0, True), (1, False)):
         budget = spark(model("Qwen/Qwen3-8B"), 0.95, os_reserve=SPARK - CLAIM + extra)
-        assert share_room(budget) == -extra
+        assert room_beside(budget.device, budget.engine) == -extra
         ledger = predict(budget)
         assert ledger.fits is left
         # a byte is missing, or what is left is left of the claim
@@ -100,7 +100,7 @@ def test_only_where_a_system_shares_the_memory(model: Get) -> None:
     """A card of its own has no system on it, and without a share nothing is claimed: no bound."""
     card = spark(model("Qwen/Qwen3-8B"), 0.99, machine=machines.get("h100-80gb"))
     for free in (card, spark(card.model, None), spark(card.model, 0.99, os_reserve=0)):
-        assert share_room(free) is None
+        assert room_beside(free.device, free.engine) is None
         assert predict(free).fits
 
 
@@ -108,14 +108,14 @@ def test_more_than_the_share_is_too_much(model: Get) -> None:
     """0.95 and 200 users of 8,192 tokens: each change has the share and what else it takes, and makes it fit."""
     budget = spark(model("Qwen/Qwen3-8B"), 0.95, users=200)
     ledger = predict(budget)
-    assert ledger.broken_by == "gpu_memory_utilization"
+    assert ledger.limiting_bucket == "gpu_memory_utilization"
     # what is missing of the memory is more than what is missing of the system's part
     assert ledger.headroom == SPARK - ledger.total < SPARK - SYSTEM - CLAIM
     # (118,903,481,016 - 16,381,470,720 of weights - 876,675,072 of a step - 1.5 GiB) / 1.125 GiB = 82.8
-    texts = [change.text for change in ledger.changes]
+    texts = [change.text for change in ledger.suggestions]
     assert "gpu_memory_utilization 0.91 with 82 users instead of 200" in texts
     assert max_users(spark(budget.model, 0.91)) == 82
-    for change in ledger.changes:
+    for change in ledger.suggestions:
         assert fits(applied(budget, change)), change
         # freed: of the claim, and of what would lie in it
         assert change.frees > CLAIM - 118_903_481_016
@@ -125,7 +125,7 @@ def test_nothing_helps_where_the_model_is_too_large(model: Get) -> None:
     """A model that no known format makes small enough: the share that was tried is named with the weights."""
     box = Machine("box", 2**30, 2**30, True, 1, 2**29)
     ledger = predict(spark(model("meta-llama/Llama-3.1-70B"), 0.9, machine=box, overhead={}))
-    assert ledger.changes == []
+    assert ledger.suggestions == []
     # 1 GiB less 0.5 GiB are half of it
     assert "1 user with 1 token with gpu_memory_utilization 0.5 instead of 0.9 and " in ledger.verdict
     assert " and iq1_s weights (GGUF, for llama.cpp) fits box" in ledger.verdict
@@ -169,7 +169,7 @@ def test_the_share_that_leaves_is_the_largest(memory: int, reserve: int, share: 
     found = share_that_leaves(budget)
     assert found == (None if most is None else most / 100)
     if found is not None:
-        assert not takes_the_systems(budget._replace(engine=Engine(gpu_memory_utilization=found)))
+        assert not takes_the_systems(budget._replace(engine=Settings(gpu_memory_utilization=found)))
         assert takes_the_systems(budget) is False or share > found
     total = 12_345
     assert headroom(budget, total) <= memory - total
@@ -181,8 +181,8 @@ def test_two_sparks(model: Get) -> None:
         model("meta-llama/Llama-3.1-70B"), 0.95, machines=2, tensor_parallel=2,
     )  # fmt: skip
     ledger = predict(budget)
-    assert ledger.broken_by == "gpu_memory_utilization"
-    assert [change.values for change in ledger.changes] == [{"gpu_memory_utilization": 0.91}]
+    assert ledger.limiting_bucket == "gpu_memory_utilization"
+    assert [change.values for change in ledger.suggestions] == [{"gpu_memory_utilization": 0.91}]
     assert SENTENCE in ledger.verdict
 
 
@@ -221,7 +221,7 @@ def test_the_message_of_a_budget() -> None:
     """The headline is the sentence, the change is the share, and the line is that of the share."""
     (budget,), problems = parse(FILE.encode(), "budgets/chat.yaml", "chat", ".", Sources())
     assert not problems
-    assert failure(judge(budget), "pytest -k chat") == MESSAGE
+    assert failure(check(budget), "pytest -k chat") == MESSAGE
 
 
 def test_check_says_so(tmp_path: Path, run: Run) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from membudget import formats, machines
-from membudget.budgets.budget import GGUF, Budget, Engine, engine_of
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings, settings_of
 from membudget.machines import Machine
 from membudget.model import Model, build
 from membudget.planning.capacity import fits, total_of
-from membudget.planning.suggestions import Change, applied, nothing_helps, suggest, users_text
+from membudget.planning.suggestions import Suggestion, applied, foreign_formats, nothing_helps, suggest, users_text
 
 pytestmark = pytest.mark.math
 
@@ -46,17 +47,17 @@ def test_each_change_alone(model: Get) -> None:
     short = budget(model(LLAMA_1B), BF16 + STEP + 5 * request + request // 2, 8192, 8)
     assert suggest(short) == [
         # 8,192 x 5.5 / 8 tokens each
-        Change("5,632 tokens of context instead of 8,192", (8192 - 5632) * TOKEN * 8, {"ctx": 5632}),
-        Change("5 users instead of 8", 3 * request, {"users": 5}),
-        Change("fp8 weights", BF16 - FP8, {"format": "fp8"}),
-        Change("an fp8 KV cache", 4 * request, {"kv_cache_dtype": "fp8"}),
+        Suggestion("5,632 tokens of context instead of 8,192", (8192 - 5632) * TOKEN * 8, {"ctx": 5632}),
+        Suggestion("5 users instead of 8", 3 * request, {"users": 5}),
+        Suggestion("fp8 weights", BF16 - FP8, {"format": "fp8"}),
+        Suggestion("an fp8 KV cache", 4 * request, {"kv_cache_dtype": "fp8"}),
     ]
 
 
 def test_one_user_instead_of_many(model: Get) -> None:
     """One user is one user, and thousands have commas."""
     short = budget(model(LLAMA_1B), BF16 + STEP + 1024 * TOKEN, 1024, 8000)
-    assert suggest(short) == [Change("1 user instead of 8,000", 7999 * 1024 * TOKEN, {"users": 1})]
+    assert suggest(short) == [Suggestion("1 user instead of 8,000", 7999 * 1024 * TOKEN, {"users": 1})]
     assert [users_text(number) for number in (1, 2, 8000)] == ["1 user", "2 users", "8,000 users"]
 
 
@@ -82,10 +83,10 @@ def test_one_token_instead_of_many(model: Get) -> None:
 def test_the_least_compressed_weights_that_fit(size: int, engine: str, name: str, model: Get) -> None:
     """The first of the engine's own formats whose bytes fit is named, to the byte, and no other."""
     sizes = {"fp8": FP8, "q8_0": Q8_0, "awq": AWQ}
-    short = budget(model(LLAMA_1B), size + STEP + 4 * 512 * TOKEN, 512, 4, engine=Engine(engine))
+    short = budget(model(LLAMA_1B), size + STEP + 4 * 512 * TOKEN, 512, 4, engine=Settings(engine))
     if engine == "transformers":  # a forward takes what there is: 4 x 512 tokens, less than STEP
-        short = budget(model(LLAMA_1B), size + STEP // 4 + 4 * 512 * TOKEN, 512, 4, engine=Engine(engine))
-    assert suggest(short) == [Change(f"{name} weights", BF16 - sizes[name], {"format": name})]
+        short = budget(model(LLAMA_1B), size + STEP // 4 + 4 * 512 * TOKEN, 512, 4, engine=Settings(engine))
+    assert suggest(short) == [Suggestion(f"{name} weights", BF16 - sizes[name], {"format": name})]
 
 
 def test_weights_that_another_engine_reads(model: Get) -> None:
@@ -104,17 +105,19 @@ def test_every_change_fits_and_nothing_means_nothing(id: str, memory: int, engin
     """Each change makes it fit; where there is none, no known format does with one user, one token, 8-bit cache."""
     memory = memory if id == LLAMA_1B else memory * 20
     form = "gguf-bf16" if engine == "llama_cpp" else "bf16"
-    short = budget(model(id), memory, 4096, 4, form=form, engine=engine_of(engine))
+    short = budget(model(id), memory, 4096, 4, form=form, engine=settings_of(engine))
     if fits(short):
         return
     changes = suggest(short)
     for change in changes:
         assert fits(applied(short, change)), change
-        assert ("for llama.cpp" in change.text) == (engine != "llama_cpp" and change.values.get("format") in GGUF)
+        assert ("for llama.cpp" in change.text) == (
+            engine != "llama_cpp" and change.values.get("format") in foreign_formats()
+        )
     if changes or engine == "transformers":
         return
     for name in formats.names():
-        least = short._replace(users=1, ctx=1, format=formats.get(name), engine=Engine(engine, 512))
+        least = short._replace(users=1, ctx=1, format=formats.get(name), engine=Settings(engine, 512))
         try:
             least.format.weigh(least.model)
         except formats.FormatError:
@@ -130,7 +133,7 @@ def test_an_fp8_cache_with_fewer_users(model: Get) -> None:
     short = budget(model(LLAMA_1B), BF16 + STEP + request * 3 // 5, 8192, 8000)
     frees = 8000 * request - request // 2
     values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": 1}
-    assert suggest(short) == [Change("an fp8 KV cache and 1 user together", frees, values)]
+    assert suggest(short) == [Suggestion("an fp8 KV cache and 1 user together", frees, values)]
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8"])
@@ -146,7 +149,7 @@ def test_smaller_weights_with_an_fp8_cache_and_fewer_users(form: str, model: Get
     else:
         frees = BF16 - FP8 + 7998 * request // 2
         values: dict[str, str | int] = {"users": 2, "format": "fp8"}
-        assert suggest(short) == [Change("fp8 weights and 2 users together", frees, values)]
+        assert suggest(short) == [Suggestion("fp8 weights and 2 users together", frees, values)]
 
 
 def test_never_more_users_than_asked_for(model: Get) -> None:
@@ -158,7 +161,7 @@ def test_never_more_users_than_asked_for(model: Get) -> None:
     short = budget(model(LLAMA_1B), memory, 6408, 8)
     values: dict[str, str | int] = {"kv_cache_dtype": "fp8", "users": 8, "format": "fp8"}
     frees = BF16 - FP8 + 4 * request
-    assert suggest(short) == [Change("fp8 weights, an fp8 KV cache and 8 users together", frees, values)]
+    assert suggest(short) == [Suggestion("fp8 weights, an fp8 KV cache and 8 users together", frees, values)]
 
 
 def test_nothing_helps(model: Get) -> None:
@@ -173,7 +176,7 @@ def test_a_published_format_stays_what_it_is(model: Get) -> None:
     with pytest.raises(formats.UnknownFormat):
         formats.get(form.name)
     vast = Machine("vast", 2**50, 2**50, False, 1)
-    many = Budget("b", own, form, "bf16", 2**12, 2**16, vast, Engine(max_num_batched_tokens=2**17), {})
+    many = Budget("b", own, form, "bf16", 2**12, 2**16, vast, Settings(max_num_batched_tokens=2**17), {})
     # as much as one user with an fp8 cache needs
     one = many._replace(kv_cache_dtype="fp8", users=1)
     short = many._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1))
@@ -216,7 +219,7 @@ def test_formats_that_do_not_apply_are_passed_over() -> None:
 @pytest.mark.parametrize("memory", [2, 8, 24])
 def test_no_setting_of_the_engine_is_forgotten(model_id: str, share: float | None, memory: int, model: Get) -> None:
     """Eager attention, every logit, a large step and a small share: each change fits, and none only where none does."""
-    engine = Engine("vllm", 8192, "eager", "every", share)
+    engine = Settings("vllm", 8192, "eager", "every", share)
     short = budget(model(model_id), memory * 2**30, 8192, 4, engine=engine)
     changes = suggest(short)
     for change in changes:
@@ -224,7 +227,7 @@ def test_no_setting_of_the_engine_is_forgotten(model_id: str, share: float | Non
     if changes or fits(short):
         return
     for name in formats.names():
-        light = Engine("vllm", 512, gpu_memory_utilization=None if share is None else 0.95)
+        light = Settings("vllm", 512, gpu_memory_utilization=None if share is None else 0.95)
         least = short._replace(users=1, ctx=1, format=formats.get(name), kv_cache_dtype="fp8", engine=light)
         try:
             least.format.weigh(least.model)
@@ -238,7 +241,7 @@ def test_a_larger_share_is_a_change(model: Get) -> None:
     """Half of the machine is not enough: the smallest hundredth that is, which frees nothing and comes first."""
     needs = BF16 + STEP + 4 * 8192 * TOKEN
     total = needs * 100 // 61 + 1
-    short = budget(model(LLAMA_1B), total, 8192, 4, engine=Engine(gpu_memory_utilization=0.5))
+    short = budget(model(LLAMA_1B), total, 8192, 4, engine=Settings(gpu_memory_utilization=0.5))
     first, *others = suggest(short)
     share = float(first.values["gpu_memory_utilization"])
     assert (first.text, first.frees) == (f"gpu_memory_utilization {share} instead of 0.5", 0)
@@ -250,8 +253,8 @@ def test_a_spark_is_not_asked_for_more_than_an_idle_one_gives(model: Get) -> Non
     """70 users of 8,192 tokens take 0.72; for 90 the arithmetic has 0.89, and what is suggested stops at 0.83."""
     spark = machines.get("dgx-spark")
     many = Budget("b", model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), "bf16", 8192, 70, spark,
-                  Engine(gpu_memory_utilization=0.5))  # fmt: skip
+                  Settings(gpu_memory_utilization=0.5))  # fmt: skip
     assert suggest(many)[0].values == {"gpu_memory_utilization": 0.72}
     more = many._replace(users=90)
     assert not [change for change in suggest(more) if "gpu_memory_utilization" in change.values]
-    assert fits(more._replace(engine=Engine(gpu_memory_utilization=0.91)))
+    assert fits(more._replace(engine=Settings(gpu_memory_utilization=0.91)))

@@ -108,13 +108,14 @@ def test_budgets_option_replaces_the_default(pytester: pytest.Pytester, run: Run
     result.stdout.no_fnmatch_line("*[[]default]*")
 
 
-@pytest.mark.parametrize("option", ["--budgets", "--machines", "--models"])
+@pytest.mark.parametrize("option", ["budgets", "machines", "models"])
 def test_a_path_that_is_not_there_is_a_usage_error(pytester: pytest.Pytester, run: Run, option: str) -> None:
     """A mistyped path stops the run with its name, before anything passes."""
     pytester.makepyfile(MINE)
-    result = run(f"{option}=nowhere")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {option} nowhere: no such file or folder"])
+    for lead in ("--membudget-", "--"):
+        result = run(f"{lead}{option}=nowhere")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --membudget-{option} nowhere: no such file or folder"])
 
 
 def test_a_folder_without_budgets_is_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
@@ -123,7 +124,7 @@ def test_a_folder_without_budgets_is_a_usage_error(pytester: pytest.Pytester, ru
     pytester.makepyfile(MINE)
     result = run("--budgets=empty")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --budgets *empty: no budget in it; a budget is a .yaml file*"])
+    result.stderr.fnmatch_lines(["ERROR: --membudget-budgets *empty: no budget in it; a budget is a .yaml file*"])
 
 
 def test_without_budgets_nothing_is_green(pytester: pytest.Pytester, run: Run) -> None:
@@ -133,7 +134,7 @@ def test_without_budgets_nothing_is_green(pytester: pytest.Pytester, run: Run) -
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        ["*no budgets: no .yaml file in */budgets, so nothing was checked; pass --budgets=PATH*"]
+        ["*no budgets: no .yaml file in */budgets, so nothing was checked; pass --membudget-budgets=PATH*"]
     )
 
 
@@ -252,7 +253,9 @@ def test_junit_xml_carries_the_figures(pytester: pytest.Pytester, run: Run) -> N
     _budgets(pytester, chat=FITS)
     pytester.makepyfile(MINE)
     run("--junitxml=out.xml").assert_outcomes(passed=1)
-    assert "headroom" in (pytester.path / "out.xml").read_text(encoding="utf-8")
+    found = (pytester.path / "out.xml").read_text(encoding="utf-8")
+    assert '<property name="membudget_weights" value="2471628800"' in found
+    assert '<property name="membudget_fits" value="True"' in found
 
 
 def test_somebody_elses_budget_is_left_alone(pytester: pytest.Pytester, run: Run) -> None:
@@ -342,11 +345,48 @@ def test_a_path_behind_a_space_would_move_the_root(pytester: pytest.Pytester, ru
     assert "with an =" not in named.stderr.str()
 
 
-def test_markers_are_registered(pytester: pytest.Pytester, run: Run) -> None:
-    """--strict-markers knows them all, and --markers explains them."""
+def test_generic_markers_are_registered_by_choice_alone(pytester: pytest.Pytester, run: Run) -> None:
+    """`slow` may be anybody's: the installed plugin registers its own marker only, a conftest.py that names it all."""
+    names = ("math", "suite", "transformers", "cpu", "cuda", "spark", "slow")
     output = run("--markers").stdout.str()
-    for name in ("math", "suite", "transformers", "cpu", "cuda", "spark", "slow"):
-        assert f"@pytest.mark.{name}: " in output
+    assert "@pytest.mark.membudget: " in output
+    assert not any(f"@pytest.mark.{name}: " in output for name in names)
+    pytester.makeconftest("pytest_plugins = ['membudget.pytest_plugin.plugin']")
+    output = pytester.runpytest("--markers").stdout.str()
+    assert all(f"@pytest.mark.{name}: " in output for name in names)
+
+
+def test_plain_pytest_collects_the_budgets_of_the_ini_file(pytester: pytest.Pytester, run: Run) -> None:
+    """An item for each budget and each bad file, whatever testpaths says; without the option YAML is no test."""
+    _budgets(pytester, chat=FITS, crowd=NEVER.replace("false", "true"), bad=BAD, two=FITS.replace("8Ki", "[8Ki, 16Ki]"))
+    (pytester.path / "tests").mkdir()
+    (pytester.path / "tests" / "test_x.py").write_text("def test_x(): pass")
+    run().assert_outcomes(passed=1)
+    pytester.makeini("[pytest]\nmembudget_budgets = budgets\ntestpaths = tests\naddopts = --strict-markers")
+    result = run()
+    result.assert_outcomes(passed=4, failed=2)
+    run("-m", "membudget", "-k", "two").assert_outcomes(passed=2, deselected=4)
+    (line,) = {line for line in result.outlines if line.startswith("rerun    ")}
+    assert line == "rerun    pytest budgets/crowd.yaml::crowd"
+    run(*shlex.split(line)[2:]).assert_outcomes(failed=1)
+
+
+def test_a_failure_is_annotated_and_its_table_printed_once(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GitHub: an error at the budget's line; pytest's short summary keeps to the first line where CI is set."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    _budgets(pytester, crowd=NEVER.replace("false", "true"), bad=BAD, chat=FITS)
+    pytester.makepyfile(
+        MINE.replace("assert budget.users", "import pytest; pytest.fail('short\\n\\nlong', pytrace=False)")
+    )
+    lines = run().outlines
+    assert sum(line == "long" for line in lines) == 2  # crowd and chat, each in its own report alone
+    found = [line for line in lines if line.startswith("::error ")]
+    assert "::error file=budgets/crowd.yaml,line=1,title=budget crowd::short" in found
+    assert any(line.startswith("::error file=budgets/bad.yaml,line=5,title=budget bad::") for line in found)
+    assert len(found) == 3
 
 
 def test_on_another_machine_spark_tests_are_skipped_with_the_reason(
@@ -358,9 +398,7 @@ def test_on_another_machine_spark_tests_are_skipped_with_the_reason(
     pytester.makepyfile("import pytest\n@pytest.mark.spark\ndef test_mine(budget): raise AssertionError")
     result = run("-m", "spark", "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(
-        ["SKIPPED * needs a DGX Spark (an NVIDIA GPU named GB10); this machine has no NVIDIA GPU*"]
-    )
+    result.stdout.fnmatch_lines(["SKIPPED * needs a DGX Spark (an NVIDIA GPU named GB10); *"])
 
 
 def test_on_a_spark_only_its_own_budgets_run(

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.cli.commands.arguments import Arguments
 from membudget.cli.commands.explore import _choice
 from membudget.planning.ledger import Ledger, predict
@@ -88,7 +89,7 @@ def asked(found: list[explore.Choice], known: list[machines.Machine], plan: dict
     """What `predict` says."""
     choice = found[plan["model"]]
     named = plan["format"] == explore.published(choice)
-    engine = Engine(plan["engine"], plan["batched"], plan["attention"], plan["logits"], plan["share"])
+    engine = Settings(plan["engine"], plan["batched"], plan["attention"], plan["logits"], plan["share"])
     return predict(
         Budget(
             id="page",

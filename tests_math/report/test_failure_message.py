@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from membudget.budgets.file import Sources, parse
-from membudget.planning.check import judge
+from membudget.planning.check import check
 from membudget.report.failure import failure
 
 pytest_plugins = ["pytester"]
@@ -57,7 +57,7 @@ def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def _message(text: str, since: str = "") -> str:
     budgets, problems = parse(text.encode(), "budgets/chat.yaml", "chat", ".", Sources())
     assert not problems
-    return failure(judge(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
+    return failure(check(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
 
 
 def test_a_budget_that_does_not_fit_says_what_breaks_it_and_what_would_help() -> None:
@@ -81,7 +81,7 @@ def test_the_rerun_command_runs_that_budget_alone(pytester: pytest.Pytester) -> 
     first = pytester.runpytest("-p", "membudget.pytest_plugin.plugin", "--budgets=team")
     first.assert_outcomes(failed=1, passed=2)
     (line,) = {line for line in first.outlines if line.startswith("rerun    ")}  # CI has it in the summary too
-    assert line == "rerun    pytest --budgets=team 'test_mine.py::test_budget[chat]'"
+    assert line == "rerun    pytest --membudget-budgets=team 'test_mine.py::test_budget[chat]'"
     again = pytester.runpytest("-p", "membudget.pytest_plugin.plugin", *shlex.split(line)[2:])
     again.assert_outcomes(failed=1)
 
@@ -183,12 +183,12 @@ def _project(pytester: pytest.Pytester, budgets: dict[str, str], folder: str = "
     pytester.makepyfile(
         test_mine="""
         import pytest
-        from membudget.planning.check import judge
+        from membudget.planning.check import check
         from membudget.report.failure import failure
 
         @pytest.mark.math
         def test_budget(budget, membudget_rerun):
-            verdict = judge(budget)
+            verdict = check(budget)
             if not verdict.passed:
                 pytest.fail(failure(verdict, membudget_rerun), pytrace=False)
         """

@@ -176,7 +176,7 @@ def test_command_reports_budgets(tmp_path: Path, budget_file: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["no-such-run"], 3, "no run is recorded; `pytest --record` makes one"),
+        (["no-such-run"], 3, "no run is recorded; `pytest --membudget-record` makes one"),
         (["no/such.jsonl"], 3, "no/such.jsonl"),
         (["no/such.yaml"], 2, "no/such.yaml"),
     ],

@@ -140,7 +140,8 @@ def ask(hub: Hub, tmp_path: Path, code: str, **environment: str) -> subprocess.C
     for key in [key for key in keep if key.upper().endswith("_PROXY")]:
         del keep[key]
     keep |= {"PYTHONPATH": root, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    head = "import json, sys\nfrom membudget.checkpoint import read, config_of\n"
+    head = "import json, sys\nfrom membudget.checkpoint import config_of\n"
+    head += "from membudget.sources.checkpoints import read\n"
     head += "from membudget.sources.locate import locate\n"
     return subprocess.run(
         [sys.executable, "-c", head + code], capture_output=True, text=True, env=keep | environment, timeout=120

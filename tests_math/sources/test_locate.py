@@ -18,7 +18,8 @@ from membudget.checkpoint import CheckpointError, read_path
 from membudget.data import data_path
 from membudget.model import ConfigError, Model
 from membudget.sources import locate as module
-from membudget.sources.locate import ModelNotFound, fixture_ids, is_model_id, locate
+from membudget.sources.locate import ModelNotFound, fixture_ids, locate
+from membudget.sources.names import is_model_id
 from tests_math.checkpoint.checkpoint_files import write_model, write_safetensors
 
 pytestmark = pytest.mark.suite
@@ -131,7 +132,8 @@ def test_gguf_file_folder_and_blob(tmp_path: Path, model: Callable[[str], Model]
 def test_safetensors_file_with_and_without_config(tmp_path: Path) -> None:
     """A .safetensors file finds the config beside it; alone it has none."""
     path = write_safetensors(tmp_path / "model.safetensors", {"a": ("F32", (2,))})
-    assert locate(str(path))[:3] == (None, str(path), "safetensors")
+    found = locate(str(path))
+    assert (found.config, found.source, found.kind) == (None, str(path), "safetensors")
     assert locate(str(tmp_path)).kind == "safetensors"
     save(tmp_path / "config.json")
     found = locate(str(path))

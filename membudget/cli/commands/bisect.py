@@ -80,7 +80,8 @@ def answer(args: Arguments, ask: Callable[[str], int], versions: list[str] | Non
 
 
 def _budgets(args: Arguments) -> list[Budget]:
-    from membudget.budgets.file import Sources, load
+    from membudget.budgets.file import Sources
+    from membudget.planning.load import load
 
     return [budget for file in load(args.budgets or ["budgets"], Sources()) for budget in file.budgets]
 

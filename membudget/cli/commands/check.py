@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.budgets.file import BudgetFile, Sources, load
+from membudget.budgets.file import BudgetFile, Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import folder
-from membudget.planning.check import Finding, Verdict, judge
+from membudget.planning.check import Finding, Verdict
+from membudget.planning.check import check as judged_of
+from membudget.planning.load import load
 from membudget.text.terminal import Terminal
 from membudget.units import both, short
 
@@ -26,7 +28,7 @@ def options(parser: Declares) -> None:
 def run(args: Arguments) -> Result:
     """Check every budget of every file."""
     files = load(args.paths or ["budgets"], Sources(args.machines or (), folder("--models", args.models)))
-    judged = [(file, [judge(budget) for budget in file.budgets]) for file in files]
+    judged = [(file, [judged_of(budget) for budget in file.budgets]) for file in files]
     every = [verdict for _, verdicts in judged for verdict in verdicts]
     failed = sum(1 for verdict in every if not verdict.passed)
     unread = sum(1 for file in files if file.problems)

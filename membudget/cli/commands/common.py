@@ -132,7 +132,8 @@ def build_model(args: Arguments, found: Located) -> Model:
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
     """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
     if name is None and found.kind in ("path", "gguf", "safetensors"):
-        from membudget.checkpoint.stored_format import AsStored, checkpoint_of
+        from membudget.checkpoint.stored_format import AsStored
+        from membudget.sources.checkpoints import checkpoint_of
 
         checkpoint = checkpoint_of(found)
         if checkpoint is not None:
@@ -153,12 +154,12 @@ def named_format(name: str | None, model: Model) -> Format:
 def choose_cache(name: str, form: Format, model: Model, found: Located | None = None, engine: str | None = None) -> str:
     """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in.
 
-    engine: as in `membudget.budgets.budget.ENGINES`; another engine's dtypes are refused.
+    engine: the name of one; another engine's dtypes are refused.
     """
-    from membudget.budgets.budget import ENGINES
+    from membudget.budgets.settings import kind_of
     from membudget.formats import kv
 
-    own = ENGINES[engine].kv if engine else None
+    own = kind_of(engine).kv if engine else None
     if name.strip().lower() != "auto":
         return kv.get(name, engine=own).name
     return kv.auto(model.config, found.hf_quant_config if found else None, form, own).name

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from membudget.checkpoint import Checkpoint
-from membudget.cli.commands import Result
+from membudget.checkpoint import Checkpoint, compare, read_path
+from membudget.cli.commands import Result, stored
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import build_model, model_argument
 from membudget.model import CacheSpec, Model, Tensor
-from membudget.sources.locate import Located
+from membudget.sources.checkpoints import checkpoint_of, read
+from membudget.sources.locate import Located, locate
+from membudget.text.terminal import Terminal, plain, table
 
 
 def options(parser: Declares) -> None:
@@ -22,8 +24,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Count; where weight files lie, compare them with what the config predicts (exit code 1: they differ)."""
-    from membudget.sources.locate import locate
-
     found = locate(args.model, offline=True if args.offline else None)
     if found.config is None:
         return _stored_only(args, found)
@@ -35,9 +35,6 @@ def run(args: Arguments) -> Result:
     checkpoint = _checkpoint(args, found)
     if checkpoint is None:
         return Result(0, document, lambda: _text(model, layers, args))
-    from membudget.checkpoint.differences import compare
-    from membudget.cli.commands import stored
-
     differ = compare(checkpoint, model)
     params = model.count.params
     document["stored"] = stored.as_json(checkpoint, differ, params)
@@ -50,21 +47,14 @@ def run(args: Arguments) -> Result:
 
 def _checkpoint(args: Arguments, found: Located) -> Checkpoint | None:
     if found.kind in ("path", "gguf", "safetensors"):
-        from membudget.checkpoint.stored_format import checkpoint_of
-
         return checkpoint_of(found)
     if not args.headers:
         return None
-    from membudget.checkpoint import read
-
     return read(found.repo or args.model, offline=True if args.offline else None)
 
 
 def _stored_only(args: Arguments, found: Located) -> Result:
     """Weights without a config.json: what the headers say, and no parameter count, since packed weights hide it."""
-    from membudget.checkpoint import read_path
-    from membudget.cli.commands import stored
-
     checkpoint = read_path(found.path)
     document = {
         "model": args.model,
@@ -199,7 +189,6 @@ def _document(model: Model, found: Located, layers: list[Layers]) -> dict[str, A
 
 
 def _text(model: Model, layers: list[Layers], args: Arguments) -> str:
-    from membudget.text.terminal import Terminal, plain, table
 
     terminal, count = Terminal.of(), model.count
     lines = [terminal.dot.join([terminal.paint(plain(model.name), "bold"), plain(model.model_type)]), ""]

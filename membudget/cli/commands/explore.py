@@ -10,8 +10,8 @@ from membudget import formats, machines
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares, UsageError
 from membudget.cli.commands.common import InputError, build_model, choose_cache, choose_format, context, count
-from membudget.cli.commands.plan import DEFAULT_CTX, find_machines
-from membudget.planning.capacity import MAX_CTX, MAX_USERS
+from membudget.cli.commands.plan import find_machines
+from membudget.data.defaults import DEFAULT_CTX, MAX_CTX, MAX_USERS
 from membudget.report.explore import Choice
 from membudget.report.plan import model_context
 from membudget.sources.locate import locate

@@ -6,6 +6,7 @@ with --to also into a folder, to carry to another machine (pass the file's path 
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 from membudget.checkpoint import CheckpointError
@@ -13,7 +14,9 @@ from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere
 from membudget.model import UnknownModelType, build
-from membudget.sources.locate import ModelNotFound, is_model_id, locate
+from membudget.sources.hub import fetch
+from membudget.sources.locate import ModelNotFound, locate
+from membudget.sources.names import is_model_id
 from membudget.text.sanitize import shown
 
 
@@ -35,9 +38,6 @@ def run(args: Arguments) -> Result:
 
 
 def _fetch(repo: str, folder: str | None) -> dict[str, Any]:
-    import tempfile
-
-    from membudget.sources.hub import fetch
 
     with tempfile.TemporaryDirectory(prefix="membudget-") as scratch:
         try:

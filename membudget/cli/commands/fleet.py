@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from membudget import machines
-from membudget.budgets.budget import is_gguf
+from membudget.budgets.settings import DEFAULT_ENGINE, gguf_engine, is_gguf, kind_of
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import (
@@ -24,6 +24,7 @@ from membudget.cli.commands.common import (
     short_repr,
 )
 from membudget.formats import Format
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
 
@@ -65,7 +66,7 @@ def run(args: Arguments) -> Result:
         model, found = find_model(args)
         form = named_format(args.format, model)
         notes += _engine_notes(form, [*devices, node[0]] if args.node else devices)
-        dtype = choose_cache(args.kv_cache_dtype, form, model, found, "vllm")  # whose layouts are tried
+        dtype = choose_cache(args.kv_cache_dtype, form, model, found, DEFAULT_ENGINE)  # whose layouts are tried
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
         )
@@ -113,7 +114,7 @@ def _from_params(
 def _device(name: str, files: Sequence[str]) -> Machine:
     """One kind of device; several are refused here, for how many is the answer."""
     try:
-        return machines.get(name, files)
+        return find_machine(name, files)
     except machines.UnknownMachine as error:
         if machines.looks_counted(name):
             raise InputError(
@@ -128,19 +129,20 @@ def _node(text: str | None, files: Sequence[str]) -> tuple[Machine, int]:
         return machines.get(DEFAULT_NODE[0], files), DEFAULT_NODE[1]
     try:
         number, name = machines.counted(text, 10**6)
-        return machines.get(name.strip(), files), number
+        return find_machine(name.strip(), files), number
     except machines.UnknownMachine as error:
         raise InputError(f"--node: {error}") from None
 
 
 def _engine_notes(form: Format, devices: Sequence[Machine]) -> list[str]:
     """What is not vLLM's, whose layouts and caches are planned here."""
-    notes, other = [], "a fleet is planned for vLLM, and `membudget plan --engine llama_cpp` for the other"
+    kind, reader = kind_of(DEFAULT_ENGINE), gguf_engine()
+    notes, other = [], f"a fleet is planned for {kind.title}, and `membudget plan --engine {reader.name}` for the other"
     if is_gguf(form):
-        notes.append(f"{form.name} is GGUF, which llama.cpp reads; {other}")
-    metal = dict.fromkeys(machine.name for machine in devices if machine.platform == "metal")
+        notes.append(f"{form.name} is GGUF, which {reader.title} reads; {other}")
+    metal = dict.fromkeys(machine.name for machine in devices if machine.platform not in kind.platforms)
     if metal:
-        notes.append(f"vLLM has no Metal, as {', '.join(metal)} needs; {other}")
+        notes.append(f"{kind.title} has no Metal, as {', '.join(metal)} needs; {other}")
     return notes
 
 

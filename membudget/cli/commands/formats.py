@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from membudget import formats
-from membudget.budgets.budget import ENGINES, engine_of, is_gguf, not_read, unfiled
+from membudget.budgets.budget import unfiled
+from membudget.budgets.settings import DEFAULT_ENGINE, declared, gguf_engine, is_gguf, kind_of, settings_of
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, choose_cache, context, count, find_model, model_argument
+from membudget.data.defaults import MAX_CTX, MAX_USERS
+from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.machines import Machine
 from membudget.model import Model
@@ -32,7 +35,7 @@ def options(parser: Declares) -> None:
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", help="sequences at once, each at full context; default: 1")
     add("--kv-cache-dtype", metavar="DTYPE", help="as vLLM spells it: auto, fp8, ...; default: auto")
-    add("--engine", choices=tuple(ENGINES), help="default: llama_cpp for GGUF, vllm for all else")
+    add("--engine", metavar="NAME", help=f"{', '.join(declared())}; default: the one that reads the format")
 
 
 class Row(NamedTuple):
@@ -75,7 +78,6 @@ def run(args: Arguments) -> Result:
 
 def _of_model(args: Arguments) -> Result:
     from membudget.cli.commands.plan import find_many, plain_context
-    from membudget.planning.ledger import MAX_CTX, MAX_USERS
 
     if args.machine is None:
         given = [name for name in ("machines", "ctx", "users", "kv_cache_dtype", "engine") if getattr(args, name)]
@@ -99,7 +101,7 @@ def _of_model(args: Arguments) -> Result:
             weights = form.weigh(model).total
             ledger = None
             for many, machine in boxes:
-                engine = args.engine or ("llama_cpp" if is_gguf(form) else "vllm")
+                engine = kind_of(args.engine or _reader(form)).name
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 asked = (model, form, cache, ctx, users, machine)
                 ledger = _plan(asked, engine, many, named=args.engine is not None)
@@ -122,6 +124,11 @@ def _of_model(args: Arguments) -> Result:
     return Result(0 if fits else 1, document, lambda: _table(document, rows, notes))
 
 
+def _reader(form: formats.Format) -> str:
+    """The engine that a format is planned for where none is named."""
+    return gguf_engine().name if is_gguf(form) else DEFAULT_ENGINE
+
+
 def _plan(
     asked: tuple[Model, formats.Format, str, int, int, Machine], engine: str, many: int, *, named: bool
 ) -> Ledger:
@@ -129,13 +136,15 @@ def _plan(
     from membudget.planning.ledger import predict
 
     machine = asked[-1]
-    if not named and engine == "vllm" and machine.platform == "metal":
-        raise formats.FormatError("vLLM has no Metal; llama.cpp reads GGUF (--engine plans for any other)")
-    if why := not_read(engine, asked[1]):
+    kind = kind_of(engine)
+    if not named and machine.platform not in kind.platforms:
+        reader = gguf_engine().title
+        raise formats.FormatError(f"{kind.title} has no Metal; {reader} reads GGUF (--engine plans for any other)")
+    if why := kind.refuses(asked[1]):
         raise formats.FormatError(why)
     try:
-        budget = unfiled(*asked, engine_of(engine), many)
-    except ValueError as error:
+        budget = unfiled(*asked, settings_of(engine), many)
+    except MembudgetError as error:
         if not named:
             raise formats.FormatError(str(error)) from None
         raise InputError(f"--machine: {error}") from None
@@ -143,7 +152,7 @@ def _plan(
 
 
 def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
-    from membudget.planning.suggestions import users_text
+    from membudget.planning.words import users_text
     from membudget.text.terminal import Terminal, table
     from membudget.units import gib, short
 
@@ -178,8 +187,8 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
         else:
             low = rows[-1].ledger
             assert low is not None
-            told = f"none of {len(rows):,} formats fits; in {rows[-1].name}, the smallest, {low.broken_by} breaks it: "
-            said.append(f"{told}{short(-low.headroom)} over")
+            told = f"none of {len(rows):,} formats fits; in {rows[-1].name}, the smallest, "
+            said.append(f"{told}{low.limiting_bucket} breaks it: {short(-low.headroom)} over")
     for text in said:
         lines += ["", *terminal.wrap(text)]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Runs that were recorded: a row for each, a row for each budget, and with --lines the course of every line.
 
---budget and --line choose lines and show them.  Records are made with `pytest --record` and by the nightly matrix;
+--budget and --line choose lines and show them.  Records are made with `pytest --membudget-record` and by the nightly;
 they lie in runs/, one file a machine.
 Exit code 0: runs are there; 3: none is.
 """
@@ -38,7 +38,7 @@ def run(args: Arguments) -> Result:
     problems = [str(problem) for problem in found.problems]
     if not runs:
         more = f" ({problems[0]})" if problems else ""
-        raise NotHere(f"{folder}: no run of this kind is recorded{more}; `pytest --record` makes one")
+        raise NotHere(f"{folder}: no run of this kind is recorded{more}; `pytest --membudget-record` makes one")
     from membudget.history.text import contradictions, series
 
     rows = series(runs, args.budget or "", args.line or "")

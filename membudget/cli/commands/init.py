@@ -7,8 +7,9 @@ import re
 import shlex
 
 from membudget import machines
-from membudget.budgets.budget import Budget, engine_of, unfiled_id
+from membudget.budgets.budget import Budget, unfiled_id
 from membudget.budgets.schema import schema_text
+from membudget.budgets.settings import DEFAULT_ENGINE, settings_of
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import (
@@ -21,8 +22,9 @@ from membudget.cli.commands.common import (
     model_argument,
     named_format,
 )
-from membudget.cli.commands.plan import DEFAULT_CTX
-from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.data.defaults import DEFAULT_CTX, IDLE_SHARE, MAX_CTX, MAX_USERS
+from membudget.host.detect import find_machine
+from membudget.planning.ledger import Ledger, predict
 from membudget.report.plan import model_context
 from membudget.sources.locate import Located
 from membudget.units import exact
@@ -49,15 +51,15 @@ def run(args: Arguments) -> Result:
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
     many, name = machines.counted(args.machine)
-    machine = machines.get(name, (args.machines,) if args.machines else ())
+    machine = find_machine(name, (args.machines,) if args.machines else ())
     if args.family:
         raise InputError("--as: a budget file cannot say it yet; write the family into the config.json as model_type")
     model, found = find_model(args)
     form = named_format(args.format, model)
     dtype = choose_cache(args.kv_cache_dtype, form, model, found)
     ctx = ctx or min(DEFAULT_CTX, model_context(model) or DEFAULT_CTX)
-    share = machines.IDLE_SHARE if machine.unified and machine.platform == "cuda" else None
-    engine = engine_of("vllm", gpu_memory_utilization=share)
+    share = IDLE_SHARE if machine.unified and machine.platform == "cuda" else None
+    engine = settings_of(DEFAULT_ENGINE, gpu_memory_utilization=share)
     ledger = predict(
         Budget("init", model, form, dtype, ctx, users, machine, engine, machines=many, tensor_parallel=many)
     )
@@ -68,7 +70,7 @@ def run(args: Arguments) -> Result:
     schema = os.path.join(args.to, SCHEMA)
     if not os.path.exists(schema):
         _write(schema, schema_text())
-    test = _command(["pytest", "--pyargs", "membudget.tests", f"--budgets={path}"])
+    test = _command(["pytest", "--pyargs", "membudget.tests", f"--membudget-budgets={path}"])
     notes = available_now(machine, machine.os_reserve)
     next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
@@ -125,7 +127,7 @@ def _engine(budget: Budget) -> list[str]:
     if budget.machines > 1:
         options.append(f"tensor_parallel_size: {budget.tensor_parallel}, pipeline_parallel_size: 1")
     about = "  # what an idle Spark was seen to give; for yours: membudget doctor" if share is not None else ""
-    return [f"engine: {{vllm: {{{', '.join(options)}}}}}{about}"] if options else []
+    return [f"engine: {{{budget.engine.name}: {{{', '.join(options)}}}}}{about}"] if options else []
 
 
 def _reference(name: str, found: Located, folder: str) -> str:

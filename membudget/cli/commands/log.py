@@ -16,6 +16,7 @@ from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, short_repr
 from membudget.engines.vllm.logs.against import Expected
 from membudget.engines.vllm.logs.explain import explain_file
+from membudget.engines.vllm.options import DECLARED
 
 #: A budget's vLLM flags and what the pool's question calls them.
 _ASKED = {
@@ -50,8 +51,9 @@ def run(args: Arguments) -> Result:
 def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
     """The budget, and all its contexts: a file may ask for several, and for several numbers of users."""
     from membudget.budgets.file import load_file
+    from membudget.planning.load import checked
 
-    file = load_file(path)
+    file = checked(load_file(path))
     if file.problems:
         raise InputError(f"--budget: {file.error}")
     first = file.budgets[0]
@@ -61,10 +63,10 @@ def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
         if any(getattr(budget, name) != getattr(first, name) for budget in file.budgets):
             word = name.removesuffix("_name")
             raise InputError(f"--budget: {path} has several of {word}; give one with the {word} of this log only")
-    if first.engine.name != "vllm":
+    if first.engine.name != DECLARED.name:
         raise InputError(
             f"--budget: {path} is about the engine {first.engine.name}; "
-            "a vLLM log needs one with `engine: {vllm: {...}}`"
+            f"a vLLM log needs one with `engine: {{{DECLARED.name}: {{...}}}}`"
         )
     return first, tuple(dict.fromkeys(budget.ctx for budget in file.budgets))
 

@@ -5,12 +5,16 @@ Name one to see all of it; `this-machine` is whatever this runs on.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from membudget import machines
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
+from membudget.text.terminal import Terminal, plain, table
+from membudget.units import both, gib
 
 
 def options(parser: Declares) -> None:
@@ -23,7 +27,7 @@ def run(args: Arguments) -> Result:
     """List."""
     files = (args.machines,) if args.machines else ()
     if args.names:
-        found = {machine.name: machine for machine in (machines.get(name, files) for name in args.names)}
+        found = {machine.name: machine for machine in (find_machine(name, files) for name in args.names)}
     else:
         found = machines.all_machines(files)
     document = {"machines": [as_json(machine) for machine in found.values()]}
@@ -32,13 +36,10 @@ def run(args: Arguments) -> Result:
 
 def as_json(machine: Machine) -> dict[str, Any]:
     """All fields, sizes in bytes."""
-    return {**machine._asdict(), "aliases": list(machine.aliases), "notes": list(machine.notes)}
+    return {**asdict(machine), "aliases": list(machine.aliases), "notes": list(machine.notes)}
 
 
 def _list(found: dict[str, Machine]) -> str:
-    from membudget.text.terminal import Terminal, plain, table
-    from membudget.units import gib
-
     rows = [["machine", "memory", "sold as", "bandwidth", "", ""]]
     for machine in found.values():
         rows.append(
@@ -57,9 +58,6 @@ def _list(found: dict[str, Machine]) -> str:
 
 
 def _details(found: dict[str, Machine]) -> str:
-    from membudget.text.terminal import Terminal, plain
-    from membudget.units import both
-
     terminal = Terminal.of()
     lines: list[str] = []
     for machine in found.values():

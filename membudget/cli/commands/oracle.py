@@ -11,13 +11,13 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
+from membudget.data.defaults import MAX_CTX
 from membudget.engines.vllm.admission import Users, users
 from membudget.engines.vllm.oracle.asking import ENV, OracleAnswer, OracleError, OracleRow, ask, find_python
 from membudget.engines.vllm.pool.plan import Pool, PoolError, PoolRequest, plan_pool
 from membudget.engines.vllm.versions import rules
 from membudget.errors import MembudgetError
 from membudget.model import Model
-from membudget.planning.ledger import MAX_CTX
 from membudget.text.sanitize import shown
 
 DEFAULT_LENGTH, DEFAULT_BATCHED, DEFAULT_AVAILABLE, DEFAULT_SEQS = "8192", "8192", "60 GiB", "256"

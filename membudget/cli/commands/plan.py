@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from membudget.budgets.budget import (
-    DEFAULT_BATCHED_TOKENS,
-    DEFAULT_OVERHEAD,
-    ENGINES,
-    Budget,
-    Engine,
-    engine_of,
+from membudget.budgets.budget import Budget, unfiled
+from membudget.budgets.settings import (
+    DEFAULT_ENGINE,
+    Settings,
+    declared,
+    gguf_engine,
     is_gguf,
+    kind_of,
     parallel_sizes,
-    unfiled,
+    settings_of,
 )
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -32,10 +32,20 @@ from membudget.cli.commands.common import (
     model_argument,
     share,
 )
-from membudget.machines import IDLE_SHARE, MAX_MACHINES, SPARK_GPU, Machine
+from membudget.data.defaults import (
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_CTX,
+    DEFAULT_OVERHEAD,
+    IDLE_SHARE,
+    MAX_CTX,
+    MAX_USERS,
+    SPARK_GPU,
+)
+from membudget.errors import MembudgetError
+from membudget.machines import MAX_MACHINES, Machine
 from membudget.model import Model
 from membudget.planning.capacity import share_that_leaves
-from membudget.planning.ledger import MAX_CTX, MAX_USERS, Ledger, predict
+from membudget.planning.ledger import Ledger, predict
 from membudget.report.plan import model_context, render
 from membudget.sources.locate import Located
 from membudget.text.terminal import Terminal
@@ -43,7 +53,6 @@ from membudget.units import both
 
 #: Shown when no machine is named: a desktop box, a server's card, a gamer's card.
 DEFAULT_MACHINES = ("dgx-spark", "h100-80gb", "rtx-4090")
-DEFAULT_CTX = 8192
 #: There where NVIDIA's driver is loaded.
 _GPU = "/proc/driver/nvidia/version"
 
@@ -61,11 +70,11 @@ def options(parser: Declares) -> None:
     )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
-    add("--engine", choices=tuple(ENGINES), default="vllm", help="default: vllm")
+    add("--engine", metavar="NAME", default=DEFAULT_ENGINE, help=f"{', '.join(declared())}; default: {DEFAULT_ENGINE}")
     add(
         "--max-num-batched-tokens",
         metavar="N",
-        help=f"prefill chunk; default: {DEFAULT_BATCHED_TOKENS:,}; llama_cpp: 512",
+        help=f"tokens of one prefill step; default: {DEFAULT_BATCHED_TOKENS:,}, or the engine's own",
     )
     add("--gpu-memory-utilization", metavar="X", help="the part of the memory that the engine may claim")
     add(
@@ -76,7 +85,7 @@ def options(parser: Declares) -> None:
     add(
         "--pipeline-parallel-size",
         metavar="N",
-        help="stages that layers are dealt out to; default: machines / tensor, else 1",
+        help="pipeline stages; default: machines / tensor, else 1",
     )
     add("--attention", choices=("sdpa", "eager"), default="sdpa", help="eager holds every score; default: sdpa")
     add("--logits", choices=("last", "every"), default="last", help="positions whose logits are kept; default: last")
@@ -114,45 +123,45 @@ def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Mach
     return list({(many, machine.name): (many, machine) for many, machine in found}.values())
 
 
-def _check_sizes(many: int, engine: Engine) -> None:
+def _check_sizes(many: int, engine: Settings) -> None:
     try:
         parallel_sizes(many, engine)
-    except ValueError as error:
+    except MembudgetError as error:
         raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
 
 
 def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
     """The machines that were named, else this one where it has a GPU and a few known ones."""
-    from membudget import machines
+    from membudget.host.detect import find_machine
 
     files = () if file is None else (file,)
     if not names:
         names = [*_here(), *DEFAULT_MACHINES]
-    return list({machine.name: machine for machine in (machines.get(name, files) for name in names)}.values())
+    return list({machine.name: machine for machine in (find_machine(name, files) for name in names)}.values())
 
 
 def _here() -> list[str]:
     """This machine where it has a GPU and says what it is: nobody asked for it by name."""
     from membudget import machines
-    from membudget.host.detect import DetectError
+    from membudget.host.detect import DetectError, detect
 
     if not os.path.exists(_GPU):
         return []
     try:
-        machines.get(machines.THIS_MACHINE)
+        detect()
     except DetectError:
         return []
     return [machines.THIS_MACHINE]
 
 
-def _engine(args: Arguments) -> Engine:
+def _engine(args: Arguments) -> Settings:
     chunk, part = args.max_num_batched_tokens, args.gpu_memory_utilization
     given = {
         "tensor_parallel_size": ("--tensor-parallel-size", args.tensor_parallel_size),
         "pipeline_parallel_size": ("--pipeline-parallel-size", args.pipeline_parallel_size),
     }
     sizes = {name: count(option, text, MAX_MACHINES) for name, (option, text) in given.items() if text is not None}
-    return engine_of(
+    return settings_of(
         args.engine,
         None if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
         attention=args.attention,
@@ -192,14 +201,16 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if assumed:
         values = ", ".join(f"{key} {value:,}" if isinstance(value, int) else key for key, value in assumed.items())
         notes.insert(0, f"not in the config.json, so as the class {first.model.model_type} has it: {values}")
-    if first.engine.name != "llama_cpp" and is_gguf(first.format):
+    kind, reader = kind_of(first.engine.name), gguf_engine()
+    if not kind.gguf and is_gguf(first.format):
         notes.append(
-            f"{first.format.name} is GGUF: llama.cpp reads it (--engine llama_cpp plans for that), "
+            f"{first.format.name} is GGUF: {reader.title} reads it (--engine {reader.name} plans for that), "
             f"{first.engine.name} does not or not any more"
         )
-    metal = [ledger.budget.machine.name for ledger in ledgers if ledger.budget.machine.platform == "metal"]
-    if metal and first.engine.name == "vllm":
-        notes.append(f"vLLM has no Metal, as {', '.join(metal)} needs: --engine llama_cpp plans for llama.cpp")
+    foreign = [one.budget.machine for one in ledgers if one.budget.machine.platform not in kind.platforms]
+    if foreign and kind.claims:
+        names = ", ".join(machine.name for machine in foreign)
+        notes.append(f"{kind.title} has no Metal, as {names} needs: --engine {reader.name} plans for {reader.title}")
     if first.model.unproven:
         notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
@@ -209,7 +220,7 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
         size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
         notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token that a user keeps")
     for ledger in ledgers:
-        if ledger.stages:
+        if ledger.ranks:
             from membudget.report.ranks import notes as rank_notes
 
             notes += rank_notes(ledger)
@@ -237,7 +248,7 @@ def _memory_notes(ledger: Ledger) -> list[str]:
             f"{machine.name}: its memory is the system's too, and nothing is left to it: give it an os_reserve"
         )
     share = budget.engine.gpu_memory_utilization
-    if unified and budget.engine.name == "vllm" and share is None and ledger.fits:
+    if unified and kind_of(budget.engine.name).claims and share is None and ledger.fits:
         notes.append(f"{machine.name}: {_share_note(ledger)}")
     notes += available_now(machine, budget.os_bytes)
     return notes
@@ -247,7 +258,7 @@ def _pool_note(ledger: Ledger) -> list[str]:
     """Where vLLM's blocks hold other bytes than the tokens in them: windows, states, pages that are padded."""
     budget = ledger.budget
     kinds = {spec.kind for spec in budget.model.caches} | {"state" for spec in budget.model.caches if spec.states}
-    if budget.engine.name != "vllm" or not kinds & {"sliding", "chunked", "state"}:
+    if not kind_of(budget.engine.name).claims or not kinds & {"sliding", "chunked", "state"}:
         return []
     return [
         "what vLLM's blocks hold of windows and recurrent states is more than the tokens in them, so fewer users may "

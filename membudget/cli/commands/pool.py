@@ -6,8 +6,8 @@ Exit code 0: vLLM would start; 1: it would refuse.
 
 from __future__ import annotations
 
-from membudget import machines
-from membudget.budgets.budget import DEFAULT_BATCHED_TOKENS, Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import settings_of
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import (
@@ -22,6 +22,7 @@ from membudget.cli.commands.common import (
     share,
     size,
 )
+from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX
 from membudget.engines.vllm.pool.derive import batched_tokens
 from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
 from membudget.engines.vllm.profile.identity import Figures, Identity, identity
@@ -29,10 +30,12 @@ from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
 from membudget.engines.vllm.versions import rules
 from membudget.errors import MembudgetError
 from membudget.formats import Format
+from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.capacity import share_text, share_that_leaves, takes_the_systems
-from membudget.planning.ledger import MAX_CTX, predict
+from membudget.planning.capacity import share_that_leaves, takes_the_systems
+from membudget.planning.ledger import predict
+from membudget.planning.words import share_text
 
 
 def options(parser: Declares) -> None:
@@ -75,7 +78,7 @@ def run(args: Arguments) -> Result:
     model, found = find_model(args)
     rest: Identity | None = None
     notes: list[str] = []
-    machine = None if args.machine is None else machines.get(args.machine, (args.machines,) if args.machines else ())
+    machine = None if args.machine is None else find_machine(args.machine, (args.machines,) if args.machines else ())
     memory, title = (None, "") if machine is None else (machine.cuda_total or machine.memory, machine.title)
     if args.available_kv:
         available: int | None = _printed("--available-kv", args.available_kv)
@@ -138,7 +141,7 @@ def _budget(args: Arguments, model: Model, form: Format, machine: Machine, batch
     given = args.gpu_memory_utilization
     default = rules(args.vllm_version).utilization / 100
     part = default if given is None else share("--gpu-memory-utilization", given)
-    engine = Engine("vllm", batched, gpu_memory_utilization=part)
+    engine = settings_of("arithmetic", batched, gpu_memory_utilization=part)
     return Budget("pool", model, form, choose_cache("auto", form, model), 1, 1, machine, engine)
 
 

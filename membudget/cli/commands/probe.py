@@ -11,8 +11,8 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
+from membudget.data.defaults import MAX_CTX
 from membudget.measure.comparison import Comparison
-from membudget.planning.ledger import MAX_CTX
 from membudget.units import GIB, gib
 
 #: The groups of lines that a plan may have.
@@ -37,11 +37,12 @@ def run(args: Arguments) -> Result:
     """Measure, or look."""
     if not args.paths:
         return _look()
-    from membudget.budgets.file import NoBudgets, Sources, load
+    from membudget.budgets.file import NoBudgets, Sources
     from membudget.host import shared as host
     from membudget.measure.plan import CannotMeasure, plan
     from membudget.measure.progress import Progress
     from membudget.measure.run import Settings, device_of, measure, outlook
+    from membudget.planning.load import load
 
     models = folder("--models", args.models)
     floor = _floor(args.floor) if args.floor is not None else None
@@ -124,7 +125,8 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
 
 def _look() -> Result:
     from membudget.history.here import machine, packages
-    from membudget.host.readings import FIELDS, Unknown, snap
+    from membudget.host.readings import FIELDS, Unknown
+    from membudget.host.sources import snap
     from membudget.text.terminal import table
     from membudget.units import both
 
@@ -159,4 +161,4 @@ def _needs(device: str) -> None:
 
     lacks = missing("cuda" if device == "cuda" else "cpu")
     if lacks:
-        raise NotHere(lacks)
+        raise NotHere(str(lacks), code=lacks.code)

@@ -54,18 +54,20 @@ def _holds_budgets(path: str) -> bool:
 
 
 def _of_budgets(args: Arguments) -> Story:
-    from membudget.budgets.file import Sources, load
-    from membudget.planning.check import judge
+    from membudget.budgets.file import Sources
+    from membudget.planning.check import check
+    from membudget.planning.load import load
     from membudget.report.story import of_verdicts
 
     files = load([args.run], Sources(args.machines or ()))
     problems = [str(problem) for file in files for problem in file.problems]
-    return of_verdicts((judge(budget) for file in files for budget in file.budgets), problems)
+    return of_verdicts((check(budget) for file in files for budget in file.budgets), problems)
 
 
 def _of_run(args: Arguments) -> Story:
     from membudget.history import read, read_folder, runs_folder, select
-    from membudget.machines import UnknownMachine, get
+    from membudget.host.detect import find_machine
+    from membudget.machines import UnknownMachine
     from membudget.report.story import of_record
 
     ref = args.run
@@ -79,7 +81,7 @@ def _of_run(args: Arguments) -> Story:
 
     def capacity(name: str) -> int | None:
         try:
-            return get(name, args.machines or ()).memory
+            return find_machine(name, args.machines or ()).memory
         except UnknownMachine:
             return None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from membudget.checkpoint import Checkpoint
-from membudget.checkpoint.differences import Differences
+from membudget.checkpoint.differences import UNUSED, Differences
 from membudget.checkpoint.stored_format import files_text
+from membudget.text.terminal import plain, table
+from membudget.units import both
 
 
 def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> dict[str, Any]:
@@ -45,16 +47,12 @@ def _bits(checkpoint: Checkpoint, differ: Differences | None, params: int | None
 
 
 def _some(names: tuple[str, ...]) -> str:
-    from membudget.text.terminal import plain
 
     return ", ".join(map(plain, names[:2])) + (", ..." if len(names) > 2 else "")
 
 
 def text(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> list[str]:
     """The same for people."""
-    from membudget.checkpoint.differences import UNUSED
-    from membudget.text.terminal import plain, table
-    from membudget.units import both
 
     bits = f"{_bits(checkpoint, differ, params):.4g} bits a weight"
     lines = [f"stored: {len(checkpoint):,} tensors in {files_text(checkpoint)}, {both(checkpoint.nbytes)}, {bits}"]

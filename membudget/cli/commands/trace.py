@@ -10,9 +10,9 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument
+from membudget.data.defaults import MAX_CTX
 from membudget.measure.guard import Outcome
 from membudget.model import Model
-from membudget.planning.ledger import MAX_CTX
 from membudget.units import both, short
 
 DEFAULT_TOKENS = "8192"
@@ -54,7 +54,7 @@ def run(args: Arguments) -> Result:
         raise InputError("a trace is of a config.json, and there is none")
     lacks = missing("transformers")
     if lacks:
-        raise NotHere(lacks)
+        raise NotHere(str(lacks), code=lacks.code)
     outcome = run_step(step, found.config.raw, args.dtype, limits)
     traced = _figures(outcome)
     form = _closed_form(model, args, tokens, batch)

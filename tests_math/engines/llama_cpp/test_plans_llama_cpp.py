@@ -13,18 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats
-from membudget.budgets.budget import Budget, engine_of
+from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, parse
+from membudget.budgets.settings import settings_of
+from membudget.engines.buckets import Buckets
 from membudget.engines.llama_cpp.cells import CacheCellsError, cache_bytes, cache_parts, slot
 from membudget.formats import FormatError, kv
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
-from membudget.planning import capacity
-from membudget.planning.capacity import fits, kv_growth, kv_request, left_over, max_ctx, max_users
-from membudget.planning.check import judge
+from membudget.planning.capacity import fits, kv_request, max_ctx, max_users
+from membudget.planning.check import check
 from membudget.planning.ledger import predict
-from membudget.planning.suggestions import Change, applied, nothing_helps, suggest
+from membudget.planning.suggestions import Suggestion, applied, nothing_helps, suggest
 from tests_math.conftest import MODELS
+from tests_math.planning.buckets import kv_growth, left_over
 
 pytestmark = pytest.mark.math
 
@@ -48,7 +50,7 @@ GEMMA_270M: dict[str, Any] = {
 
 def budget(model: Model, ctx: int, users: int = 1, memory: int = 2**50, **more: Any) -> Budget:
     """A budget for llama.cpp on a machine of that many bytes, with nothing beside weights, cache and step."""
-    engine = engine_of("llama_cpp", more.pop("ubatch", None))
+    engine = settings_of("llama_cpp", more.pop("ubatch", None))
     form, cache = formats.get(more.pop("form", "gguf-bf16")), more.pop("kv", "fp16")
     machine = Machine("drawn", memory, memory, False, 10**11)
     return Budget("b", model, form, cache, ctx, users, machine, engine, {}, **more)
@@ -192,16 +194,13 @@ def test_steps_of_cells_are_one_question_each(model: Get, monkeypatch: pytest.Mo
     """The search goes by 256, not by tokens that change nothing: a straight line of cells is five questions."""
     asked: list[int] = []
 
-    def counted(found: Budget) -> Callable[[int, int], int]:
-        left = left_over(found)
+    left = Buckets.headroom
 
-        def ask(ctx: int, users: int) -> int:
-            asked.append(ctx)
-            return left(ctx, users)
+    def counted(plan: Buckets, ctx: int, users: int) -> int:
+        asked.append(ctx)
+        return left(plan, ctx, users)
 
-        return ask
-
-    monkeypatch.setattr(capacity, "left_over", counted)
+    monkeypatch.setattr(Buckets, "headroom", counted)
     llama = model("meta-llama/Llama-3.2-1B")
     bare = predict(budget(llama, 1)).total
     for near in (1, 5000, 8192):
@@ -318,7 +317,7 @@ def test_one_user_of_fewer_cells(model: Get) -> None:
     bare = predict(whole).total - 3 * 8192 * cell
     short = budget(llama, 8192, 3, bare + 600 * cell, form="q4_k_m", kv="q8_0")
     frees = (3 * 8192 - 512) * cell
-    assert suggest(short) == [Change("1 user of 512 tokens", frees, {"users": 1, "ctx": 512})]
+    assert suggest(short) == [Suggestion("1 user of 512 tokens", frees, {"users": 1, "ctx": 512})]
 
 
 def test_nothing_helps(model: Get) -> None:
@@ -359,7 +358,7 @@ def test_a_breakage_is_a_plain_forward(raw_config: Callable[[str], dict[str, Any
     )
     (asked,), problems = parse(text.encode(), "b.yaml", "b", ".", Sources())
     assert not problems
-    (found,) = [item for item in judge(asked).findings if item.field == "break[0].outcome"]
+    (found,) = [item for item in check(asked).findings if item.field == "break[0].outcome"]
     assert "cache 31.25 MiB" in found.why
 
 

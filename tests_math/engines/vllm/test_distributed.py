@@ -11,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats
-from membudget.budgets.budget import Budget, engine_of, parallel_sizes
-from membudget.budgets.file import Sources, parse
+from membudget.budgets.budget import Budget
+from membudget.budgets.file import BudgetFile, Sources, parse
+from membudget.budgets.settings import parallel_sizes, settings_of
 from membudget.cli.main import main
 from membudget.engines.vllm.parallel.ranks import KNOWN, RankError, layer_of, stages
 from membudget.engines.vllm.parallel.sharding import split_bytes
 from membudget.formats import Format
 from membudget.model import Model, build
 from membudget.planning.ledger import BUCKETS, predict
+from membudget.planning.load import checked
 from membudget.report.ranks import notes
 from tests_hw.tiny_models import TINY
 
@@ -134,7 +136,8 @@ machine: 2x dgx-spark
 
 def read(text: str) -> Any:
     """A budget file's budgets and problems."""
-    return parse(text.encode(), "b.yaml", "b", ".", Sources())
+    file = checked(BudgetFile("b.yaml", "b", *parse(text.encode(), "b.yaml", "b", ".", Sources())))
+    return file.budgets, file.problems
 
 
 def one(text: str) -> Budget:
@@ -175,7 +178,7 @@ def test_the_tightest_stage_decides() -> None:
     text = BUDGET.replace("meta-llama/Llama-3.1-70B", "google/gemma-2-27b").replace("2x dgx-spark", "3x rtx-4090")
     budget = one(text + "engine: {vllm: {pipeline_parallel_size: 3}}\n")
     ledger = predict(budget)
-    totals = [stage.total for stage in ledger.stages]
+    totals = [rank.total for rank in ledger.ranks]
     assert len(set(totals)) > 1
     assert ledger.total == max(totals)
     tightest = totals.index(max(totals))
@@ -210,7 +213,7 @@ def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) ->
     text = BUDGET.replace("2x dgx-spark", "4x h100-80gb").replace("users: 4", f"users: {users}")
     budget = one(text.replace("16Ki", str(ctx)) + f"engine: {{vllm: {sizes}}}\n")
     ledger = predict(budget)
-    assert ledger.fits == all(stage.fits for stage in ledger.stages)
+    assert ledger.fits == all(rank.fits for rank in ledger.ranks)
     most = ledger.max_users
     assert most == 0 or predict(budget._replace(users=most)).fits
     assert not predict(budget._replace(users=most + 1)).fits
@@ -267,13 +270,13 @@ def test_the_size_that_is_not_given(
     """One size given: the other is the machines divided by it.  None given: all are tensor parallel."""
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     options = {name: size for name, size in sizes.items() if size is not None}
-    assert parallel_sizes(machines, engine_of("vllm", options=options)) == found
+    assert parallel_sizes(machines, settings_of("vllm", options=options)) == found
 
 
 def test_a_size_that_does_not_divide_names_the_other() -> None:
     """3 stages of 8 machines: the sizes that do divide, and what the option that was not given would be."""
     with pytest.raises(ValueError, match=r"pipeline_parallel_size 3 does not divide the 8 that machine names") as error:
-        parallel_sizes(8, engine_of("vllm", options={"pipeline_parallel_size": 3}))
+        parallel_sizes(8, settings_of("vllm", options={"pipeline_parallel_size": 3}))
     assert "pipeline_parallel_size 1, 2, 4, 8 (tensor_parallel_size is then 8, 4, 2, 1)" in str(error.value)
 
 

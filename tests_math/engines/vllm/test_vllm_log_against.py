@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from membudget import formats
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.cli.commands.log import _expected
 from membudget.engines.vllm.logs.against import ASSUMED_OFF, WEIGHTS_OVER_PERCENT, Expected, against
 from membudget.engines.vllm.logs.log import parse
@@ -282,7 +283,7 @@ STARTS: list[tuple[Any, ...]] = [
 def published(row: dict[str, Any], shipped: Model, form: str, machine: str, total: float, step: int) -> list[Check]:
     """The figures of a row as lines, held against a budget of its model on its device."""
     figures, tp = row["figures"], row["tp"]
-    engine = Engine("vllm", step, gpu_memory_utilization=row["gpu_memory_utilization"])
+    engine = Settings("vllm", step, gpu_memory_utilization=row["gpu_memory_utilization"])
     more = {} if tp == 1 else {"machines": tp, "tensor_parallel": tp}
     asked = Budget("x", shipped, formats.get(form), "bf16", 8192, 1, get(machine), engine, **more)
     expected = _expected(asked, (8192,))._replace(total=round(total * GIB))
@@ -320,7 +321,7 @@ def test_the_tolerances_are_the_widest_that_was_seen(model: Callable[[str], Mode
 
 def test_the_fields_that_are_compared_are_the_arithmetics(model: Callable[[str], Model]) -> None:
     """What `Expected` takes from a budget: 8,030,261,248 bf16 weights, 1 GiB beside graphs of 0.5, CUDA's total."""
-    asked = Budget("x", model(LLAMA), formats.get("bf16"), "bf16", 8192, 8, get("h100-80gb"), Engine("vllm", 8192))
+    asked = Budget("x", model(LLAMA), formats.get("bf16"), "bf16", 8192, 8, get("h100-80gb"), Settings("vllm", 8192))
     found: Expected = _expected(asked, (8192,))
     assert (found.weights, found.non_torch, found.graphs) == (16_060_522_496, GIB, GIB // 2)
     assert found.total == get("h100-80gb").cuda_total

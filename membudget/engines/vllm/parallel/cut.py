@@ -7,7 +7,8 @@ gates are held whole.  A tensor that no rule names is an error.
 
 from __future__ import annotations
 
-from membudget.formats.base import Format, FormatError
+from membudget.engines.base import LayoutError
+from membudget.formats.base import Format
 from membudget.formats.safetensors import Safetensors
 from membudget.model import Model
 from membudget.model.caches import CacheSpec
@@ -39,8 +40,15 @@ _GROUPED = ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
 _GROUPS = ("n_groups", "mamba_n_groups")
 
 
-class RankError(FormatError):
-    """A layout that vLLM refuses, or that is not known here: the first sentence says which, the next what to do."""
+class RankError(LayoutError):
+    """A layout that vLLM refuses."""
+
+
+class UnknownSplit(RankError):
+    """A layout whose bytes on one device are not known here: vLLM may well take it."""
+
+    default_code = "unknown_layout"
+    known = False
 
 
 def layer_of(name: str) -> int | None:
@@ -180,7 +188,7 @@ class Cut:
         for key in _GROUPS:
             if isinstance(config.get(key), int):
                 return config.integer(key)
-        raise RankError(f"{config.source}: how many groups its state-space layers have is not written")
+        raise UnknownSplit(f"{config.source}: how many groups its state-space layers have is not written")
 
     def _divide(self, size: int, what: str) -> int:
         if size % self.tp:
@@ -194,20 +202,19 @@ class Cut:
             return []
         kind = scheme.key[0]
         if kind == "mxfp4" and whole.role == "mlp.experts":
-            raise RankError(
+            raise UnknownSplit(
                 f"{whole.name}: vLLM pads {kind} experts by the kernel that the device has: what a rank holds of them "
-                "is not known here. Write one machine for one device's part"
+                "is not known here",
+                ". Write one machine for one device's part",
             )
         if kind == "fp8 block":
             _, rows, columns, scale, name = scheme.key
             for size, before, block, letter in zip(cut.shape, whole.shape, (rows, columns), "nk", strict=True):
                 if size != before and size % block:
-                    known = (
-                        "its scales are cut anew, which is not known here"
-                        if whole.role == "mlp.experts"
-                        else ("vLLM refuses it")
-                    )
-                    raise RankError(
+                    expert = whole.role == "mlp.experts"
+                    known = "its scales are cut anew, which is not known here" if expert else "vLLM refuses it"
+                    kind_of_error = UnknownSplit if expert else RankError
+                    raise kind_of_error(
                         f"{whole.name}: {size} of one rank is not divisible by weight quantization "
                         f"block_{letter} = {block} at tensor_parallel_size {self.tp}: {known}"
                     )
@@ -233,9 +240,9 @@ def _leaf(name: str) -> tuple[str, str]:
     return last, ""
 
 
-def unknown(model: Model, tensor: Tensor) -> RankError:
+def unknown(model: Model, tensor: Tensor) -> UnknownSplit:
     """The error for a tensor that no rule names."""
-    return RankError(f"{model.name}: how vLLM splits {tensor.name} {tensor.shape} is not known here")
+    return UnknownSplit(f"{model.name}: how vLLM splits {tensor.name} {tensor.shape} is not known here")
 
 
-__all__ = ["BUFFERS", "REPLICATED", "Cut", "RankError", "layer_of", "unknown"]
+__all__ = ["BUFFERS", "REPLICATED", "Cut", "RankError", "UnknownSplit", "layer_of", "unknown"]

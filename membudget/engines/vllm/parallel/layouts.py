@@ -1,26 +1,13 @@
-"""Layouts that were asked for, and where vLLM refuses one, those of the same model that it would take.
-
-laid_out(model, format, 3, 1)      RankError: ... divisible by tensor parallel size (3). Allowed: ...
-"""
+"""Where vLLM refuses a layout: those of the same model that it would take."""
 
 from __future__ import annotations
 
-from membudget.engines.vllm.parallel.cut import RankError
-from membudget.engines.vllm.parallel.ranks import Stage, stages
+from membudget.engines.vllm.parallel.ranks import stages
 from membudget.formats.base import Format, FormatError
 from membudget.model import Model
 
 #: Tensor-parallel sizes that are tried for the advice; no model here has more heads than the largest.
 MOST = 256
-
-
-def laid_out(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
-    """As `ranks.stages`; a refusal ends with the sizes that are allowed.  Raises `RankError`."""
-    try:
-        return stages(model, form, tp, pp)
-    except RankError as error:
-        advice = _advice(model, form, tp, pp)
-        raise RankError(f"{str(error).removesuffix('.')}. {advice}" if advice else str(error)) from None
 
 
 def allowed(model: Model, form: Format, tp: int, pp: int) -> tuple[list[tuple[int, int]], list[int]]:
@@ -32,7 +19,8 @@ def allowed(model: Model, form: Format, tp: int, pp: int) -> tuple[list[tuple[in
     return same, [size for size in range(1, MOST + 1) if _works(model, form, size, stages_)]
 
 
-def _advice(model: Model, form: Format, tp: int, pp: int) -> str:
+def advice(model: Model, form: Format, tp: int, pp: int) -> str:
+    """The sizes that vLLM takes in place of these, as a sentence; "" where it is not the sizes that it refuses."""
     if not _works(model, form, 1, 1):
         return ""  # it is not the sizes that are refused
     same, sizes = allowed(model, form, tp, pp)
@@ -55,4 +43,4 @@ def _works(model: Model, form: Format, tp: int, pp: int) -> bool:
     return True
 
 
-__all__ = ["MOST", "allowed", "laid_out"]
+__all__ = ["MOST", "advice", "allowed"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from membudget.engines.vllm.parallel.cut import BUFFERS, REPLICATED, Cut, RankError, layer_of, unknown
+from membudget.engines.vllm.parallel.cut import BUFFERS, REPLICATED, Cut, RankError, UnknownSplit, layer_of, unknown
 from membudget.formats.base import Format, FormatError
 from membudget.formats.safetensors import Safetensors
 from membudget.model import Model
@@ -94,7 +94,7 @@ def _stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
     layers = len(model.caches)
     if pp > layers:
         raise RankError(
-            f"pipeline_parallel_size {pp:,} is more than the model's {layers:,} layers; allowed: 1 to {layers:,}"
+            f"pipeline_parallel_size {pp:,} is more than the model's {layers:,} layers", f"; allowed: 1 to {layers:,}"
         )
     _heads(model, tp)
     cut = Cut(model, form, tp)
@@ -161,14 +161,14 @@ def _ends(model: Model, cut: Cut, tensor: Tensor, bucket: str, pp: int) -> list[
 def _known(model: Model, form: Format, pp: int) -> None:
     name = model.read_as
     if name not in KNOWN:
-        raise RankError(
-            f"how vLLM splits {name!r} over several machines is not known here; known are {', '.join(sorted(KNOWN))}. "
-            "Write one machine for one device's part"
+        raise UnknownSplit(
+            f"how vLLM splits {name!r} over several machines is not known here",
+            f"; known are {', '.join(sorted(KNOWN))}. Write one machine for one device's part",
         )
     if not isinstance(form, Safetensors):
-        raise RankError(
-            f"how vLLM splits weights of {form.name} over several machines is not known here; "
-            "name a format of safetensors files, as bf16, fp8 or awq"
+        raise UnknownSplit(
+            f"how vLLM splits weights of {form.name} over several machines is not known here",
+            "; name a format of safetensors files, as bf16, fp8 or awq",
         )
     if pp > 1 and name in NO_PIPELINE:
         raise RankError(f"pipeline_parallel_size {pp}: vLLM refuses {name}: {NO_PIPELINE[name]}")
@@ -194,4 +194,14 @@ def _heads(model: Model, tp: int) -> None:
             )
 
 
-__all__ = ["KNOWN", "NO_PIPELINE", "REPLICATED", "RankError", "RankModel", "Stage", "layer_of", "stages"]
+__all__ = [
+    "KNOWN",
+    "NO_PIPELINE",
+    "REPLICATED",
+    "RankError",
+    "RankModel",
+    "Stage",
+    "UnknownSplit",
+    "layer_of",
+    "stages",
+]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from membudget.pytest_plugin import ci
 from membudget.units import gib, short
 
 
@@ -51,6 +53,11 @@ class Summary:
         self._not_here(terminalreporter)
         if not self.rows:
             return
+        if ci.wanted(os.environ):
+            for row in self.rows.values():
+                if row["failed"]:
+                    place = (os.path.relpath(row["file"], self.config.rootpath), row["line"]) if row.get("file") else ()
+                    terminalreporter.line(ci.annotation(f"budget {row['budget']}", row["failed"], *place))
         terminalreporter.section("memory budgets")
         rows = sorted(self.rows.values(), key=_by_number)
         width = max(len("budget"), *(len(row["budget"]) for row in rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from membudget.host.asking import ask
+from membudget.host.command import Answer, Failure, ask
 
 pytestmark = pytest.mark.suite
 
@@ -21,10 +21,12 @@ def python(code: str) -> list[str]:
 
 def test_answers_and_failures(tmp_path: Path) -> None:
     """Standard output; the exit code with what was said; nothing of a program that is not there."""
-    assert ask(python("print('x')")) == ("x\n", "")
-    assert ask(python("import sys; print('no', file=sys.stderr); sys.exit(9)")) == (None, "exit code 9: no")
-    assert ask(python("import sys; sys.exit(3)")) == (None, "exit code 3")
-    assert ask([str(tmp_path / "nothing")]) == (None, "")
+    assert ask(python("print('x')")) == Answer("x\n")
+    assert ask(python("import sys; print('no', file=sys.stderr); sys.exit(9)")) == Answer(
+        None, Failure.EXIT_CODE, "exit code 9: no"
+    )
+    assert ask(python("import sys; sys.exit(3)")) == Answer(None, Failure.EXIT_CODE, "exit code 3")
+    assert ask([str(tmp_path / "nothing")]) == Answer(None, Failure.NOT_INSTALLED)
     assert ask(python("import sys; sys.stdout.buffer.write(b'\\xff\\xfe')")).text == "\ufffd\ufffd"
 
 
@@ -38,7 +40,7 @@ def test_a_hang_is_left_with_all_it_started(tmp_path: Path) -> None:
         f"open({str(told)!r}, 'w').write(str(child.pid)); time.sleep(60)"
     )
     start = time.monotonic()
-    assert ask(python(code), 1.5) == (None, "no answer within 1.5 s")
+    assert ask(python(code), 1.5) == Answer(None, Failure.TIMEOUT, "no answer within 1.5 s")
     assert time.monotonic() - start < 10
     pid = int(told.read_text(encoding="utf-8"))
     until = time.monotonic() + 10

@@ -1,0 +1,1 @@
+"""Four buckets in all of the memory: nobody's rules."""

@@ -1,0 +1,24 @@
+"""A plain transformers forward: every prompt at once, a cache that keeps the tokens."""
+
+from __future__ import annotations
+
+from membudget.budgets.settings import Settings
+from membudget.engines.base import Prepared
+from membudget.engines.buckets import BucketEngine, Buckets, TokenCache
+from membudget.formats import Format, kv
+from membudget.machines import Machine
+from membudget.model import Model
+
+
+class Transformers(BucketEngine):
+    """transformers."""
+
+    name = "transformers"
+
+    def prepare(self, model: Model, weights: Format, machine: Machine, settings: Settings) -> Prepared:
+        """Weigh a model once.  Raises `FormatError` where the format or the KV cache dtype does not apply."""
+        cache = TokenCache(kv.cache(model, settings.kv_cache_dtype))
+        return Buckets(model, weights, machine, settings, cache, whole_prompts=True)
+
+
+ENGINE = Transformers()

@@ -1,0 +1,41 @@
+"""A budget's limits in words: made last, from figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from membudget.budgets.budget import Budget
+from membudget.engines import share
+from membudget.engines.base import Rank
+from membudget.units import short
+
+
+def users_text(number: int) -> str:
+    """``1 user``, ``8 users``."""
+    return f"{number:,} user{'s' if number != 1 else ''}"
+
+
+def share_text(budget: Budget) -> str:
+    """What a gpu_memory_utilization that takes the operating system's part claims, in one sentence."""
+    claim = share.claim(budget.device, budget.engine) or 0
+    return (
+        f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} claims {short(claim)} of "
+        f"{short(budget.capacity)} and leaves {short(max(budget.capacity - claim, 0))} of the operating system's "
+        f"{short(budget.os_bytes)}"
+    )
+
+
+def limit_text(budget: Budget, machine: bool = True) -> str:
+    """The memory that counts, in words; machine: also where it is the machine's own."""
+    limit = share.claim(budget.device, budget.engine)
+    if limit is not None and limit + budget.os_bytes < budget.capacity:
+        given = f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} gives {budget.engine.name}"
+        return f"the {short(limit)} that {given} on {budget.machine.name}"
+    return f"the {short(budget.capacity)} of {budget.machine.name}" if machine else short(budget.capacity)
+
+
+def ranks_text(ranks: Sequence[Rank], staged: bool) -> str:
+    """``each of ranks 0 and 1``; where layers are staged, ``rank 1 (layers 40 to 79)``: ranks of one stage."""
+    first, last, (start, stop) = ranks[0].rank, ranks[-1].rank, ranks[0].layers
+    text = f"rank {first}" if first == last else f"each of ranks {first} {'to' if last - first > 1 else 'and'} {last}"
+    return f"{text} (layers {start} to {stop - 1})" if staged else text

@@ -1,0 +1,18 @@
+"""docs/accuracy.md and its pictures are what `python tools/accuracy.py` writes."""
+
+from __future__ import annotations
+
+from tools import accuracy
+
+
+def test_the_page_is_made_of_the_rows() -> None:
+    """Text and both pictures."""
+    assert accuracy.PAGE.read_text(encoding="utf-8") == accuracy.page()
+    for theme in accuracy.THEMES:
+        assert accuracy.picture_of(theme).read_text(encoding="utf-8") == accuracy.picture(theme)
+
+
+def test_the_first_predictions_are_kept_as_they_came_out() -> None:
+    """24 of 31 starts on cards within 1% of the device, and their median."""
+    cards = [row for row in accuracy.first() if row.device != "dgx-spark"]
+    assert (len(cards), sum(abs(row.share) <= 0.01 for row in cards)) == (31, 24)
