@@ -1,7 +1,7 @@
 """Attacks at every door: files, names, logs and the environment come from strangers.  See SECURITY.md.
 
 What has a file of its own is not repeated here: malformed headers (test_checkpoint_*), hostile names (test_locate),
-damaged logs (test_vllm_log_fuzz), HTML (test_report, test_explore), YAML traps (test_budget_file).
+damaged logs (test_log_fuzz), HTML (test_report, test_explore), YAML traps (test_budget_file).
 """
 
 from __future__ import annotations

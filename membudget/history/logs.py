@@ -95,7 +95,7 @@ def _digits(half: float, unit: str) -> str:
 
 
 def _settings(engine: Any) -> dict[str, Any]:
-    from membudget.engines.vllm.logs.explain import find_model
+    from membudget.engines.vllm.logs.models import find_model
 
     found = {name: engine.setting(name) for name in SETTINGS}
     found["max_model_len"] = engine.max_model_len

@@ -15,7 +15,7 @@ import yaml
 
 from membudget.history import Entry, Line, Record, append
 from membudget.history.logs import of_log
-from tests_math.engines.vllm.test_vllm_log_explain import start
+from tests_math.engines.vllm.logs.test_log_explain import start
 from tests_math.history.test_history_drift import GIB, run
 
 pytestmark = pytest.mark.suite
@@ -315,4 +315,4 @@ def test_a_device_is_no_log(run_cli: Call) -> None:
     """It would be read for ever; a pipe is one that ends."""
     code, _, error = run_cli("log", "/dev/zero")
     assert code == 2
-    assert "it is a device, no log" in error
+    assert "not a regular file" in error

@@ -1,22 +1,27 @@
-"""Explain a vLLM log in one screen: did it start, where every byte went, does it equal the arithmetic, what helps.
+"""Explain a vLLM log in one screen: did it start, where every byte went, does it match the arithmetic, what helps.
 
 Reads a file, or a stream: `vllm serve ... 2>&1 | membudget log -`.  With --json: one object an engine, in a list.
-With --budget the model, the engine's settings and the bytes for the pool are held against the budget, too.
+With --budget the model, the engine's settings and the KV cache memory are compared with the budget, too.
+An excerpt leaves out settings: --model, --vllm-version and vLLM's own options fill them in, those below and any
+other that decides about memory (--pp, --max-num-seqs, --no-enable-prefix-caching: docs/vllm-logs.md).
 Exit code 0: every engine started and all agrees; 1: an engine did not start, its log ends before it did, or
 something differs; 2: no vLLM start-up in it.
 """
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
-from membudget.cli.commands.common import InputError, short_repr
+from membudget.cli.commands.common import InputError, context, count, share, short_repr, size
 from membudget.engines.vllm.logs.against import Expected
 from membudget.engines.vllm.logs.explain import explain_file
+from membudget.engines.vllm.logs.given import Given
 from membudget.engines.vllm.options import DECLARED
+from membudget.errors import MembudgetError
 
 #: A budget's vLLM flags and what the pool's question calls them.
 _ASKED = {
@@ -26,26 +31,117 @@ _ASKED = {
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "enable_prefix_caching": "prefix_caching",
 }
+_MOST = 2**40
+#: vLLM's options that take a whole number: their name here, and the short form.
+_COUNTS = (
+    ("tensor_parallel_size", "--tp"),
+    ("pipeline_parallel_size", "--pp"),
+    ("data_parallel_size", "--dp"),
+    ("decode_context_parallel_size", "--dcp"),
+    ("max_num_batched_tokens",),
+    ("max_num_seqs",),
+    ("block_size",),
+    ("num_gpu_blocks_override",),
+)
+#: Those that take a word.
+_WORDS = (
+    "kv_cache_dtype",
+    "dtype",
+    "quantization",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "mamba_cache_mode",
+)
+#: Those with a form that begins with ``--no-``.
+_FLAGS = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "enforce_eager",
+    "async_scheduling",
+    "enable_expert_parallel",
+    "disable_hybrid_kv_cache_manager",
+)
 
 
 def options(parser: Declares) -> None:
     """The arguments of `membudget log`."""
-    parser.add_argument("file", metavar="FILE", help="a vLLM log; - for the standard input")
-    parser.add_argument("--budget", metavar="FILE", help="the budget it ran under: its model and its flags count")
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a vLLM log; - for the standard input")
+    add("--budget", metavar="FILE", help="the budget it ran under: its model and its flags count")
+    add("--model", metavar="MODEL", help="hub id, folder or config.json, where the log has a path or no model")
+    add("--offline", action="store_true", help="never ask the hub for --model")
+    add("--vllm-version", metavar="X.Y.Z", help="where the log does not print it")
+    add("--tp", "--tensor-parallel-size", dest="tensor_parallel_size", metavar="N", help="where the log has none")
+    add("--max-model-len", metavar="N", help="where the log does not print it")
+    add("--kv-cache-dtype", metavar="DTYPE", help="where the log does not print it")
+    add("--speculative-config", metavar="JSON", help="the drafter, where the log does not print it")
+    # the others are in docs/vllm-logs.md: with them the help would not fit a screen
+    for name, *short in _COUNTS[1:]:
+        add(*short, _option(name), dest=name, metavar="N", help=SUPPRESS)
+    for name in ("gpu_memory_utilization", "kv_cache_memory_bytes", *_WORDS[1:]):
+        add(_option(name), dest=name, metavar="VALUE", help=SUPPRESS)
+    for name in _FLAGS:
+        add(_option(name), dest=name, action="store_true", default=None, help=SUPPRESS)
+        add(_option(f"no_{name}"), dest=name, action="store_false", default=None, help=SUPPRESS)
 
 
 def run(args: Arguments) -> Result:
     """Read, compare, explain."""
-    budget, lengths = _budget(args.budget) if args.budget else (None, ())
-    model = budget.model if budget else None
-    known, expected = (_known(budget), _expected(budget, lengths)) if budget else (None, None)
+    if args.budget and args.model:
+        raise InputError("--model and --budget: a budget names its model; pass one of them")
+    given = _of_budget(args.budget) if args.budget else Given(model=_model(args))
+    given = Given(given.model, args.vllm_version, _settings(args), given.known, given.expected)
     try:
-        found = explain_file(args.file, model=model, known=known, expected=expected)
+        found = explain_file(args.file, given)
     except OSError as error:
         raise InputError(f"{short_repr(args.file)}: cannot be read: {error.strerror or error}") from None
-    if found.code == 2:
-        raise InputError(found.text)
-    return Result(found.code, found.document, lambda: found.text)
+    return Result(0 if found.good else 1, found.document, lambda: found.text)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _model(args: Arguments) -> Any:
+    """The model of --model, None without."""
+    if args.model is None:
+        return None
+    from membudget.model import build
+    from membudget.sources.locate import locate
+
+    found = locate(args.model, offline=True if args.offline else None)
+    if found.config is None:
+        raise InputError(f"--model {short_repr(args.model)}: no config.json there")
+    return build(found.config, found.repo or args.model)
+
+
+def _settings(args: Arguments) -> dict[str, Any]:
+    """vLLM's settings that were given as options, by their own names."""
+    found: dict[str, Any] = {}
+    if args.max_model_len is not None:
+        found["max_model_len"] = context("--max-model-len", args.max_model_len, _MOST)
+    for name, *_ in _COUNTS:
+        if (text := getattr(args, name)) is not None:
+            found[name] = count(_option(name), text, _MOST)
+    if args.gpu_memory_utilization is not None:
+        found["gpu_memory_utilization"] = share("--gpu-memory-utilization", args.gpu_memory_utilization)
+    if args.kv_cache_memory_bytes is not None:
+        found["kv_cache_memory_bytes"] = size("--kv-cache-memory-bytes", args.kv_cache_memory_bytes)
+    for name in (*_WORDS, *_FLAGS):
+        if (value := getattr(args, name)) is not None:
+            found[name] = value
+    if args.speculative_config is not None:
+        from membudget.engines.vllm import speculative
+
+        speculative.read(args.speculative_config)  # refuses what vLLM does not accept
+        found["speculative_config"] = args.speculative_config
+    return found
+
+
+def _of_budget(path: str) -> Given:
+    """What the budget says: its model, the flags that it states, and what it predicts of the start."""
+    budget, lengths = _budget(path)
+    return Given(budget.model, known=_known(budget), expected=_expected(budget, lengths))
 
 
 def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
@@ -73,14 +169,13 @@ def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
 
 def _expected(budget: Budget, lengths: tuple[int, ...]) -> Expected:
     """What the budget says of the start, of its tightest rank."""
-    from membudget.engines.vllm.logs.against import Expected
     from membudget.formats import FormatError, kv
     from membudget.planning.ledger import predict
 
     engine, machine = budget.engine, budget.machine
     try:
         ledger = predict(budget)
-    except ValueError as error:
+    except MembudgetError as error:
         raise InputError(f"--budget: {budget.file}:{budget.line}: {error}") from None
     try:
         auto = kv.auto(budget.model.config, None, budget.format).name

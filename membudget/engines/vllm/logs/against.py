@@ -8,11 +8,13 @@ byte; activations, non-torch memory and graphs are assumed until they are measur
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from membudget.engines.vllm.logs import verdict as of
+from membudget.engines.vllm.logs import checks as of
+from membudget.engines.vllm.logs.checks import Check
+from membudget.engines.vllm.logs.question import on_cpu
 from membudget.engines.vllm.logs.record import EngineLog, Figure
-from membudget.engines.vllm.logs.verdict import Check
 from membudget.engines.vllm.profile.identity import Figures, identity
 from membudget.engines.vllm.versions import DEFAULT, OLDEST, rules
 from membudget.formats import kv
@@ -22,7 +24,7 @@ from membudget.units import GIB, MIB, gib
 #: How far the pool may be from the prediction, in percent of the device's memory.  Of ten published starts without a
 #: drafter whose model and device are known (fixtures/logs/public.jsonl, 23.5 to 121.69 GiB) the farthest are
 #: gpt-oss-20b on an H100, 8.2% less than predicted (7.38 GiB of activations), and Llama-3.1-8B on a 24 GB card, 2.9%
-#: more; tests_math/engines/vllm/test_vllm_log_against.py holds them.
+#: more; tests_math/engines/vllm/logs/test_log_against.py holds them.
 ASSUMED_OFF = 10
 #: Loaded weights are never less than predicted, and at most so much more: padding and repacked formats.  The farthest
 #: of the same starts is gpt-oss-20b, MXFP4 repacked for its kernel, 5.1% more.
@@ -53,31 +55,36 @@ _STATED = (
 )
 
 
-class Expected(NamedTuple):
-    """What a budget says of a start-up.  Sizes are bytes of one rank, the one with the least left for its pool.
+@dataclass(frozen=True)
+class Expected:
+    """What a budget says of a start-up.  Sizes are bytes of the rank with the least left for its pool."""
 
-    place: the budget's file.  where: the line of each field.  machine, total, platform: of its machine, total as CUDA
-    reports it.  graphs: of the CUDA graphs.  non_torch: the rest of its overhead, without the operating system.
-    utilization: None where the budget does not say.  lengths: its contexts, in tokens.  cache: the KV cache's dtype,
-    auto: what ``auto`` means for its model.  stated: vLLM's settings that it says in so many words.
-    """
-
+    #: The budget's file.
     place: str
+    #: The line of each field in it.
     where: Mapping[str, int]
+    #: Name, bytes as CUDA reports them, and platform of its machine.
     machine: str
     total: int
     platform: str
     weights: int
     activation: int
+    #: Its overhead without CUDA graphs and the operating system.
     non_torch: int
+    #: CUDA graphs.
     graphs: int
+    #: gpu_memory_utilization; None where the budget does not state it.
     utilization: float | None
+    #: Its contexts, in tokens.
     lengths: tuple[int, ...]
+    #: max_num_batched_tokens.
     batched: int
     tp: int
     pp: int
+    #: The KV cache's dtype, and what ``auto`` means for its model.
     cache: str
     auto: str
+    #: vLLM's settings that it states.
     stated: Mapping[str, Any]
 
 
@@ -87,7 +94,7 @@ def against(log: EngineLog, expected: Expected) -> list[Check]:
     `holds` is None where the budget does not say it, or the log does not; names of settings begin with ``setting.``.
     """
     out = [*_settings(log, expected), *_device(log, expected)]
-    if _on_cpu(log):  # there vLLM takes off what its process uses, which is not predicted
+    if on_cpu(log):  # there vLLM takes off what its process uses, which is not predicted
         return out
     return [*out, *_weights(log, expected), *_pool(log, expected)]
 
@@ -131,7 +138,7 @@ def _settings(log: EngineLog, expected: Expected) -> Iterable[Check]:
 def _unsaid_share(log: EngineLog) -> Figure | None:
     """The version's default, where the log lists the arguments that are not and the share is not among them."""
     args = [setting.line for setting in log.settings.values() if setting.source == "args"]
-    if not args or of.version_of(log) is None or "gpu_memory_utilization" in log.settings or _on_cpu(log):
+    if not args or of.version_of(log) is None or "gpu_memory_utilization" in log.settings or on_cpu(log):
         return None
     share = rules(_version(log)).utilization / 100
     return Figure("utilization", share, "", 0, f"{share:g} (the default)", args[0], "", "", "args")
@@ -201,7 +208,7 @@ def _cache(log: EngineLog, expected: Expected) -> Iterable[Check]:
 
 
 def _device(log: EngineLog, expected: Expected) -> Iterable[Check]:
-    cpu = _on_cpu(log)
+    cpu = on_cpu(log)
     if cpu != (expected.platform == "cpu"):
         name = "the CPU" if cpu else "a GPU"
         text = f"the log is of an engine on {name}, the budget's machine is {expected.machine} ({expected.platform})"
@@ -215,11 +222,6 @@ def _device(log: EngineLog, expected: Expected) -> Iterable[Check]:
     text = f"the device has {total.printed}, {expected.machine} has {gib(expected.total, 2)}: another machine"
     if not holds:
         yield Check("device", False, text, total.line, off)
-
-
-def _on_cpu(log: EngineLog) -> bool:
-    found = (figure for name in ("available_kv", "reserved_kv") for figure in log.all(name))
-    return log.setting("device_config") == "cpu" or any(figure.message.startswith("cpu_") for figure in found)
 
 
 def _weights(log: EngineLog, expected: Expected) -> Iterable[Check]:

@@ -12,17 +12,16 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterable
+from typing import BinaryIO, NamedTuple
 
+from membudget.engines.vllm.logs.kinds import Event
 from membudget.engines.vllm.logs.messages import Message, by_needle
 from membudget.engines.vllm.logs.record import EngineLog, Figure, Refusal, Setting, read_figure
 from membudget.engines.vllm.logs.router import Router, Speaker, speaker
-from membudget.engines.vllm.logs.settings import read_args, read_config, redact
+from membudget.engines.vllm.logs.settings import read_args, read_config, redact, without_secrets
+from membudget.engines.vllm.logs.stream import numbered, unwrapped
 
-#: A longer line is read in pieces: memory stays bounded whatever the stream holds.
-MAX_LINE = 1 << 20
-_CHUNK = 1 << 16
 _RAW = 400
 #: No message is longer; what stands further right in a line is not read.
 _LONGEST = 1 << 15
@@ -45,7 +44,8 @@ _HEADER = re.compile(
     r"(?:\[[^\]\n]{1,120}:\d+\]|[\w./<>-]{1,120}:\d+\])[ \t]?"
 )
 _ERROR = re.compile(r"(?:^|[\s|])((?:[A-Za-z_]\w*\.){0,6}[A-Z]\w*(?:Error|Exception|Interrupt)): (.{1,2000})")
-_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "text", "body", "line")
+#: How a record of a collector may begin: an object, one in a sequence (RFC 7464), an event, a pretty-printed entry.
+_WRAPPED = ("{", "\x1e", "d", "\t", " ")
 
 
 def parse(lines: Iterable[str]) -> list[EngineLog]:
@@ -69,7 +69,7 @@ def parse_stream(stream: BinaryIO) -> list[EngineLog]:
     """Every engine in a binary stream: any encoding errors, gzip and UTF-16 with a mark included."""
     reader = _Reader()
     number = 0
-    for number, line, whole in _numbered(stream):
+    for number, line, whole in numbered(stream):
         reader.feed(line, number, whole)
     return reader.finish(number)
 
@@ -82,7 +82,7 @@ def parse_file(path: str) -> list[EngineLog]:
         return parse_stream(sys.stdin.buffer)
     with open(path, "rb") as stream:
         if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty():
-            raise OSError(errno.EINVAL, "it is a device, no log", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         return parse_stream(stream)
 
 
@@ -110,6 +110,8 @@ class _Reader:
         if "HTTP/1." in line or " throughput: " in line:
             # what a server prints for the rest of its life: nine lines of ten of a long log
             return
+        if line[:1] in _WRAPPED:
+            line = unwrapped(line)
         hit = [found for needle, found in self._rows if needle in line]
         if not hit:
             if "Error: " in line or "Exception: " in line:
@@ -117,8 +119,6 @@ class _Reader:
             return
         rows = [row for found in hit for row in found]
         text = _plain(line)
-        if text.lstrip()[:1] == "{":
-            text = _unwrapped(text)
         for part in text.rstrip("\r\n").split("\r"):
             if part:
                 self._part(part[:_LONGEST], rows, number, whole or len(part) > _LONGEST)
@@ -128,7 +128,7 @@ class _Reader:
         after: dict[str, int] = {}
         for engine in reversed(self._router.engines):
             # where this engine's part ends: an exception far above it was survived
-            engine.events["end"] = after.get(engine.source, last + 1) - 1
+            engine.events[Event.END] = after.get(engine.source, last + 1) - 1
             after[engine.source] = engine.first_line
             engine.error = _reason(self._recent.get(engine, []))
         return [engine for engine in self._router.engines if engine.figures or engine.refusals or engine.settings]
@@ -176,13 +176,13 @@ class _Reader:
             engine.dropped += 1
             return
         # the settings are kept apart; the two lines that dump them are long and may name a key
-        shown = row.key if row.event in ("args", "init") else _shown(text)
+        shown = row.key if row.event in (Event.ARGS, Event.INIT) else _shown(text)
         found: list[Figure] = []
         for hole, printed in zip(row.holes, match.groups(), strict=True):
             if printed is None:
                 continue
-            if row.event in ("args", "init") and hole.name in ("args", "config"):
-                source = row.event if row.event == "args" else "config"
+            if row.event in (Event.ARGS, Event.INIT) and hole.name in ("args", "config"):
+                source = "args" if row.event is Event.ARGS else "config"
                 _settle(engine, printed, source, number)
                 continue
             figure = read_figure(hole, printed, number, shown, who.rank, row.key)
@@ -223,7 +223,7 @@ def _reason(recent: list[tuple[int, str]]) -> tuple[int, str] | None:
 
 
 #: Figures of a refusal that are not what the engine has: what it was asked for, or a limit of another rule.
-_NOT_MEASURED = {"cpu_kv": ("available_kv",), "len_v0": (), "serve_one": ()}
+_NOT_MEASURED: dict[str, tuple[str, ...]] = {"cpu_kv": ("available_kv",)}
 
 
 def _refuse(engine: EngineLog, refusal: Refusal) -> None:
@@ -236,16 +236,19 @@ def _refuse(engine: EngineLog, refusal: Refusal) -> None:
 def _settle(engine: EngineLog, text: str, source: str, line: int) -> None:
     read = read_args(text) if source == "args" else read_config(text)
     for name, value in read.items():
-        if isinstance(value, str):
-            value = redact(value)
+        value = without_secrets(value)
+        known = engine.settings.get(name)
+        if known is not None and isinstance(known.value, dict) and isinstance(value, dict):
+            # an argument has entries that the engine does not print, and the other way round
+            value = {**known.value, **value}
         # what the engine was built with beats what it was asked for
-        if source == "config" or name not in engine.settings or engine.settings[name].source == "args":
+        if source == "config" or known is None or known.source == "args":
             engine.settings[name] = Setting(value, line, source)
 
 
 def _is_prefix(text: str, row: Message) -> bool:
     """Whether what stands before a message can be a logger's prefix, and not a text that quotes the message."""
-    if row.event == "banner" or row.key == "logo_model":
+    if row.event is Event.BANNER or row.key == "logo_model":
         return len(text) <= _MAX_PREFIX
     return len(text) <= _MAX_PREFIX * 4 and "'" not in text and '"' not in text
 
@@ -259,85 +262,3 @@ def _shown(raw: str) -> str:
     """A line as it may be kept and printed: no control characters, no secrets, cut."""
     cut = raw[: 4 * _RAW].strip()
     return redact(cut if cut.isprintable() else _CONTROL.sub(" ", cut))[:_RAW]
-
-
-def _unwrapped(text: str) -> str:
-    """The message of a line that a collector wrapped in JSON; the line itself where it is none."""
-    import json
-
-    try:
-        record: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(record, dict):
-        return text
-    for key in _TEXT_KEYS:
-        inner = record.get(key)
-        if isinstance(inner, str):
-            name, pid = record.get("processName"), record.get("process")
-            tag = f"({name} pid={pid}) " if isinstance(name, str) and isinstance(pid, int) else ""
-            return tag + _ANSI.sub("", inner).replace("\n", "\r")
-    return text
-
-
-def _numbered(stream: BinaryIO) -> Iterator[tuple[int, str, bool]]:
-    """Lines with their number; whole is False for a last line without its end.
-
-    Only a newline counts as a line, so that the numbers are those of an editor; a line
-    longer than `MAX_LINE` comes in pieces with one number.
-    """
-    number = 1
-    rest = ""
-    for chunk in _decoded(stream):
-        lines = (rest + chunk).split("\n")
-        rest = lines.pop()
-        for line in lines:
-            yield number, line, True
-            number += 1
-        if len(rest) > MAX_LINE:
-            # a progress bar that never ends its line: cut where it starts anew
-            cut = rest.rfind("\r") + 1 or len(rest)
-            yield number, rest[:cut], True
-            rest = rest[cut:]
-    if rest:
-        yield number, rest, False
-
-
-def _decoded(stream: BinaryIO) -> Iterator[str]:
-    """Text in chunks; what is not UTF-8 is replaced, never an error."""
-    import codecs
-
-    # read1 hands on what a pipe has; read would wait for a full chunk
-    read = getattr(stream, "read1", stream.read)
-    first = read(_CHUNK)
-    if first[:2] == b"\x1f\x8b":
-        yield from _gunzipped(first, stream)
-        return
-    encoding = "utf-16" if first[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    while first:
-        yield decoder.decode(first)
-        first = read(_CHUNK)
-    yield decoder.decode(b"", True)
-
-
-def _gunzipped(first: bytes, stream: BinaryIO) -> Iterator[str]:
-    import codecs
-    import zlib
-
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    inflate = zlib.decompressobj(31)
-    while first:
-        try:
-            data = inflate.decompress(first, _CHUNK * 16)
-            while data:
-                yield decoder.decode(data)
-                data = inflate.decompress(inflate.unconsumed_tail, _CHUNK * 16)
-            if inflate.eof and inflate.unused_data:
-                # rotated logs are often several members in one file
-                first, inflate = inflate.unused_data, zlib.decompressobj(31)
-                continue
-        except zlib.error:
-            return
-        first = stream.read(_CHUNK)
-    yield decoder.decode(b"", True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from membudget import units
+from membudget.engines.vllm.logs.kinds import Event, RefusalKind
 from membudget.engines.vllm.logs.messages import Hole
 
 #: Of these the smallest rank decides: all ranks get the pool of the one with the least memory.
@@ -17,26 +19,27 @@ SMALLEST = frozenset(
 KEEP = 512
 
 
-class Figure(NamedTuple):
-    """A figure as printed.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure as printed."""
 
-    value: bytes, tokens and blocks are integers; seconds, multiples, percentages and
-    fractions are floats; text is text.  half: half of the last printed digit, in the unit
-    of `value` (0: exact): the true value is within value +- half.  unit: B, tokens,
-    blocks, s, x, %, text, or "" for a plain number.  printed: the digits in the log.
-    line: 1 is the first.  raw: the line without colours and control characters, cut.
-    rank: of the process that printed it, "" where it speaks for the engine.  message: key
-    of the row in `messages`.
-    """
-
+    #: As in `table`.
     name: str
+    #: Bytes, tokens and blocks are integers; seconds, multiples, percentages and fractions floats; text is text.
     value: int | float | str
+    #: B, tokens, blocks, s, x, %, text, or "" for a plain number.
     unit: str
+    #: Half of the last printed digit, in the unit of `value`; the true value is within value +- half.  0: exact.
     half: int | float
+    #: The digits in the log.
     printed: str
+    #: 1 is the first line; 0 for a figure that an option gave.
     line: int
+    #: The line without colours and control characters, cut.
     raw: str
+    #: Of the process that printed it, "" where it speaks for the engine.
     rank: str
+    #: Key of the row in `table`.
     message: str
 
     @property
@@ -55,25 +58,33 @@ class Figure(NamedTuple):
         return int(self.value)
 
 
-class Refusal(NamedTuple):
-    """vLLM would not start: which refusal, its figures, its text."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """vLLM would not start: which refusal, and its own figures."""
 
-    kind: str
+    kind: RefusalKind
+    #: Where the log has it.
     line: int
+    #: The line, cut.
     raw: str
+    #: Of the process that printed it.
     rank: str
-    figures: tuple[Figure, ...]
+    #: What its message says.
+    figures: tuple[Figure, ...] = ()
 
     def value(self, name: str) -> int | float | str | None:
         """The refusal's own figure of that name, None where it has none."""
         return next((figure.value for figure in self.figures if figure.name == name), None)
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Setting:
     """An argument or a config entry as the engine printed it."""
 
     value: Any
+    #: Where the log has it; 0 for one that an option gave.
     line: int
+    #: ``args``, ``config``, or ``option`` for one that an option gave.
     source: str
 
 
@@ -103,7 +114,7 @@ class EngineLog:
         self.figures: dict[str, list[Figure]] = {}
         self.refusals: list[Refusal] = []
         self.settings: dict[str, Setting] = {}
-        self.events: dict[str, int] = {}
+        self.events: dict[Event, int] = {}
         self.error: tuple[int, str] | None = None
         self.dropped = 0
 

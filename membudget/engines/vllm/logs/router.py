@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from membudget.engines.vllm.logs.kinds import Event
 from membudget.engines.vllm.logs.record import EngineLog
 
 _TAG = re.compile(r"\(([A-Za-z_][\w.:-]*(?: (?:rank=)?\w+)?),? pid=(\d+)(?:, ip=([\w.:]+))?\)")
@@ -96,7 +97,7 @@ class Router:
         """The engine that spoke last, in a log of one source."""
         return next(iter(self._current.values())) if len(self._current) == 1 else None
 
-    def route(self, who: Speaker, event: str, figure: str, line: int) -> EngineLog:
+    def route(self, who: Speaker, event: Event | None, figure: str, line: int) -> EngineLog:
         """The engine of a message.
 
         event: as in `messages`.  figure: the message's first figure, which tells a new
@@ -121,7 +122,7 @@ class Router:
         self._engines.append(engine)
         return engine
 
-    def _untagged(self, who: Speaker, event: str, figure: str, line: int) -> EngineLog:
+    def _untagged(self, who: Speaker, event: Event | None, figure: str, line: int) -> EngineLog:
         if who.pid is None:
             engine = self._current.get(who.source)
             if engine is None or _again(engine, event, figure):
@@ -143,27 +144,27 @@ class Router:
         free = before is not None and not _over(before) and all(before is not taken for taken in self._by_pid.values())
         return before if free else None
 
-    def _server(self, who: Speaker, event: str, line: int) -> EngineLog:
+    def _server(self, who: Speaker, event: Event | None, line: int) -> EngineLog:
         key = (who.source, "server", who.pid or 0)
         engine = self._by_pid.get(key)
-        if engine is None or (event in ("banner", "args") and _over(engine)):
+        if engine is None or (event in (Event.BANNER, Event.ARGS) and _over(engine)):
             if engine is not None:
                 self._forget(engine)
             engine = self._unclaimed(who) or self._new(who, line)
             self._by_pid[key] = engine
         return engine
 
-    def _engine(self, who: Speaker, event: str, line: int) -> EngineLog:
+    def _engine(self, who: Speaker, event: Event | None, line: int) -> EngineLog:
         key = (who.source, "engine", who.pid or 0)
         engine = self._by_pid.get(key)
-        if engine is not None and not (event == "init" and "init" in engine.events):
+        if engine is not None and not (event is Event.INIT and Event.INIT in engine.events):
             return engine
         if engine is not None:
             self._forget(engine)
         preamble = self._nearest(who, "server")
         if preamble is None:
             engine = self._unclaimed(who) or self._of_workers(who, event) or self._new(who, line)
-        elif "init" not in preamble.events and not self._claimed(preamble):
+        elif Event.INIT not in preamble.events and not self._claimed(preamble):
             engine = preamble
         else:
             engine = self._sibling(preamble, who, line)
@@ -184,9 +185,9 @@ class Router:
             self._by_pid[key] = engine
         return engine
 
-    def _of_workers(self, who: Speaker, event: str) -> EngineLog | None:
+    def _of_workers(self, who: Speaker, event: Event | None) -> EngineLog | None:
         """The engine whose workers spoke before it did, in a log that starts in the middle."""
-        found = None if event == "init" else self._nearest(who, "worker")
+        found = None if event is Event.INIT else self._nearest(who, "worker")
         return found if found is not None and not self._claimed(found) else None
 
     def _nearest(self, who: Speaker, role: str) -> EngineLog | None:
@@ -214,7 +215,7 @@ class Router:
         for name in ("version", "model", "configured_max_model_len", "max_num_batched_tokens"):
             if name in preamble.figures:
                 engine.figures[name] = list(preamble.figures[name])
-        engine.events = {name: at for name, at in preamble.events.items() if name in ("banner", "args")}
+        engine.events = {name: at for name, at in preamble.events.items() if name in (Event.BANNER, Event.ARGS)}
         self._owner[id(engine)] = preamble
         return engine
 
@@ -227,16 +228,16 @@ class Router:
 
 def _over(engine: EngineLog) -> bool:
     """Whether the preamble is over: what follows a new banner belongs to another engine."""
-    return "init" in engine.events or bool(engine.refusals) or any(name in engine.figures for name in _STARTED)
+    return Event.INIT in engine.events or bool(engine.refusals) or any(name in engine.figures for name in _STARTED)
 
 
-def _again(engine: EngineLog, event: str, figure: str) -> bool:
+def _again(engine: EngineLog, event: Event | None, figure: str) -> bool:
     """Whether an untagged message starts a new engine in this process or file."""
-    if event == "banner":
+    if event is Event.BANNER:
         return _over(engine)
-    if event == "args":
-        return _over(engine) or "args" in engine.events
-    if event == "init":
+    if event is Event.ARGS:
+        return _over(engine) or Event.ARGS in engine.events
+    if event is Event.INIT:
         return _over(engine)
     sized = "kv_tokens" in engine.figures or "max_concurrency" in engine.figures or bool(engine.refusals)
     return figure == "weights" and sized

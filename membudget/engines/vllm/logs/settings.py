@@ -28,6 +28,9 @@ KEYS = frozenset(_KEYS.split())
 _LONGEST = 500
 
 _NAMED = re.compile(r"(?:^|[,({]\s*)'?(\w+)'?\s*[=:]\s*")
+#: Nested settings that are read as such: ``{'method': 'mtp', ...}`` and ``SpeculativeConfig(method='mtp', ...)``.
+NESTED = frozenset({"speculative_config"})
+_NESTED_TEXT = re.compile(r"(?:\w+\(([^()]{1,400})\)|(\{[^{}]{1,400}\}))")
 _WORDS = {"None": None, "True": True, "False": False}
 
 
@@ -37,6 +40,13 @@ def redact(text: str) -> str:
     if any(word in low for word in ("key", "token", "secret", "password")):
         text = _SECRET.sub(r"\1<not shown>", text)
     return _ACCESS.sub("<access token>", text)
+
+
+def without_secrets(value: Any) -> Any:
+    """A setting's value, its texts redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    return {key: without_secrets(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def read_args(text: str) -> dict[str, Any]:
@@ -60,9 +70,16 @@ def read_args(text: str) -> dict[str, Any]:
 def read_config(text: str) -> dict[str, Any]:
     """The known settings of ``model='..', dtype=torch.bfloat16, ...``: the first of each name, as printed."""
     found: dict[str, Any] = {}
+    inside = 0  # where a nested object that was read ends: its entries are not the engine's
     for match in _NAMED.finditer(text):
         name = match[1]
-        if name in KEYS and name not in found:
+        if match.start() < inside:
+            continue
+        if name in NESTED and (object_ := _NESTED_TEXT.match(text, match.end())) is not None:
+            inside = object_.end()
+            if name not in found and (nested := _entries(object_[1] or object_[2])):
+                found[name] = nested
+        elif name in KEYS and name not in found:
             value = _value(text[match.end() : match.end() + _LONGEST])
             if value is not _UNREAD:
                 found[name] = value
@@ -72,14 +89,22 @@ def read_config(text: str) -> dict[str, Any]:
 #: Brackets or signs in a row, as no dump of arguments has them: Python's own reader may not survive those.
 _DEEP = re.compile(r"(?:[\[({~+-]\s*){20,}")
 _UNREAD = object()
+#: A nested value of which only that there is one is known.
+SET = "<set>"
 _VALUE = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([\w./+:-]+)(?=\s*[,)}\]]|\s*$)")
+
+
+def _entries(text: str) -> dict[str, Any]:
+    """The plain entries of a printed object or dict."""
+    found = {entry[1]: _value(text[entry.end() :]) for entry in _NAMED.finditer(text)}
+    return {name: value for name, value in found.items() if value is not _UNREAD and value != SET}
 
 
 def _value(text: str) -> Any:
     match = _VALUE.match(text)
     if match is None:
         # a nested object: only that there is one
-        return "<set>" if text[:1] in "{[" or re.match(r"\w+\(", text) else _UNREAD
+        return SET if text[:1] in "{[" or re.match(r"\w+\(", text) else _UNREAD
     word = match[3]
     if word is None:
         return match[1] if match[1] is not None else match[2]

@@ -1,307 +1,69 @@
-"""What a log's figures mean: did it start, and do its own lines agree with each other.
-
-Needs no model: only arithmetic between printed figures, each with the rounding of its print.
-"""
+"""How a start-up ended: started, refused, failed or truncated."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from membudget.engines.vllm.logs.record import EngineLog, Figure, Refusal
-from membudget.engines.vllm.profile.identity import SUGGESTION_MARGIN, TOLERANCE, Figures, Identity, IdentityError
-from membudget.engines.vllm.profile.identity import identity as sum_up
-from membudget.engines.vllm.versions import DEFAULT, OLDEST, VersionError, parse, rules
-from membudget.units import gib
+from membudget.engines.vllm.logs.kinds import TEXTS, Event, RefusalKind, Status
+from membudget.engines.vllm.logs.record import EngineLog, Refusal
 
 #: An exception this many lines before the end of the log ended the start-up.
 _NEAR_END = 8
-
-#: The most telling first: an out-of-memory is printed on the way to the others.
-_TELLING = (
-    "sampler_warmup",
-    "pooler_warmup",
-    "max_model_len",
-    "free_memory",
-    "kv_allocation",
-    "multimodal_reserve",
-    "page_size",
-    "auto_fit",
-    "no_kv_memory",
-    "profiling",
-    "out_of_memory",
-    "killed",
-)
-REFUSALS = {
-    "sampler_warmup": "out of memory in the sampler's warm-up: the KV pool was taken, nothing was left for logits",
-    "pooler_warmup": "out of memory in the pooler's warm-up: the KV pool was taken, nothing was left",
-    "max_model_len": "one request of max_model_len tokens does not fit into the KV pool",
-    "free_memory": "less memory is free than gpu_memory_utilization asks for",
-    "kv_allocation": "less memory is available than the KV pool asks for (CPU)",
-    "multimodal_reserve": "the multimodal reserve leaves nothing for the KV pool",
-    "page_size": "pages of different layers cannot share a pool",
-    "auto_fit": "not even one token fits into the KV pool",
-    "no_kv_memory": "nothing is left for the KV pool after weights and activations",
-    "profiling": "another process freed memory while vLLM measured its own",
-    "out_of_memory": "an allocation failed (out of memory)",
-    "killed": "the process was killed, as the kernel does when memory is exhausted",
-}
+_TELLING = tuple(RefusalKind)
 
 
-class Verdict(NamedTuple):
-    """How the start-up ended.
+@dataclass(frozen=True)
+class Verdict:
+    """How the start-up ended."""
 
-    status: started, refused (by a rule about memory), failed (for another reason) or
-    truncated (the log ends before either).  kind: which refusal, a key of `REFUSALS`, or "".
-    text: in words.  line: where the log says so, 0 where it ends.
-    later: what went wrong after the start, or "".
-    """
-
-    status: str
-    kind: str
+    status: Status
+    #: Which refusal; None where it was none.
+    kind: RefusalKind | None
+    #: In words.
     text: str
+    #: Where the log says so, 0 where it ends.
     line: int
+    #: What went wrong after the start, or "".
     later: str = ""
-
-
-class Check(NamedTuple):
-    """One relation between printed figures.
-
-    name: what was checked.  holds: None where the log does not print enough.  text: the
-    relation with its numbers.  line: of the figure that does not fit, 0 for none.
-    off: by how much, in the unit of the figure (bytes, tokens, multiples).
-    """
-
-    name: str
-    holds: bool | None
-    text: str
-    line: int = 0
-    off: float = 0.0
 
 
 def verdict(log: EngineLog) -> Verdict:
     """Started, refused, failed or truncated; the later of what the log says decides."""
-    ready = max(log.events.get("ready", 0), log.events.get("init_done", 0))
-    told = _telling(log.refusals)
+    ready = max(log.events.get(Event.READY, 0), log.events.get(Event.INIT_DONE, 0))
     if ready:
         later = [refusal for refusal in log.refusals if refusal.line > ready]
         after = ""
         if later:
-            after = REFUSALS[_telling(later).kind] + f" (line {_telling(later).line})"
+            telling = _telling(later)
+            after = f"{TEXTS[telling.kind]} (line {telling.line})"
         elif log.error and log.error[0] > ready and _ended(log, log.error[0]):
             after = f"{log.error[1]} (line {log.error[0]})"
-        what = "the server is up" if "ready" in log.events else "the engine is initialised"
-        return Verdict("started", "", what, ready, after)
+        what = "the server is up" if Event.READY in log.events else "the engine is initialised"
+        return Verdict(Status.STARTED, None, what, ready, after)
     if log.refusals:
-        return Verdict("refused", told.kind, REFUSALS[told.kind], told.line)
-    if log.error and ("failed" in log.events or _ended(log, log.error[0])):
-        return Verdict("failed", "", log.error[1], log.error[0])
-    if "failed" in log.events:
-        return Verdict("failed", "", "the engine failed to start; the log has no reason", log.events["failed"])
+        telling = _telling(log.refusals)
+        return Verdict(Status.REFUSED, telling.kind, TEXTS[telling.kind], telling.line)
+    pool = log.get("available_kv")
+    if pool is not None and pool.number < 0:
+        text = f"{TEXTS[RefusalKind.NO_KV_MEMORY]}: {pool.printed}"
+        return Verdict(Status.REFUSED, RefusalKind.NO_KV_MEMORY, text, pool.line)
+    if log.error and (Event.FAILED in log.events or _ended(log, log.error[0])):
+        return Verdict(Status.FAILED, None, log.error[1], log.error[0])
+    if Event.FAILED in log.events:
+        text = "the engine failed to start; the log has no reason"
+        return Verdict(Status.FAILED, None, text, log.events[Event.FAILED])
     done = (
         "after sizing the pool"
         if "kv_tokens" in log.figures or "max_concurrency" in log.figures
         else ("after loading the weights" if "weights" in log.figures else "before loading the weights")
     )
-    return Verdict("truncated", "", f"the log ends {done}, neither ready nor refused; give it to its end", 0)
+    return Verdict(Status.TRUNCATED, None, f"the log ends {done}, neither ready nor refused; give it to its end", 0)
 
 
 def _ended(log: EngineLog, line: int) -> bool:
     """Whether an exception in that line was the end: nothing else that counts came after it."""
-    return line >= log.last_line and line >= log.events.get("end", line) - _NEAR_END
+    return line >= log.last_line and line >= log.events.get(Event.END, line) - _NEAR_END
 
 
 def _telling(refusals: list[Refusal]) -> Refusal:
-    empty = Refusal("killed", 0, "", "", ())
-    return min(refusals, key=lambda refusal: _TELLING.index(refusal.kind), default=empty)
-
-
-def checks(log: EngineLog) -> list[Check]:
-    """Every relation that the printed figures allow to check."""
-    found = [requested(log), identity(log), weights(log), suggestion(log), tokens(log), blocks(log)]
-    return [check for check in found if check is not None]
-
-
-def differences(log: EngineLog) -> list[Check]:
-    """The relations that do not hold."""
-    return [check for check in checks(log) if check.holds is False]
-
-
-def identity(log: EngineLog, total: int | None = None) -> Check:
-    """requested - what is not KV = available KV, by the rule of the version that printed the lines.
-
-    total: bytes of the device, where the log does not print them.
-    """
-    reserved, available = log.get("reserved_kv"), log.get("available_kv")
-    if reserved is not None:
-        return Check(
-            "identity", None, f"the KV pool was set to {reserved.printed}: nothing was profiled", reserved.line
-        )
-    if available is None:
-        return Check("identity", None, "the available KV memory is not printed")
-    try:
-        found = budget(log, total)
-    except IdentityError as error:
-        return Check("identity", False, str(error), available.line)
-    if found.closes is None:
-        return Check("identity", None, found.text, available.line)
-    sum_ = " ".join(f"{'-' if part.bytes < 0 else '+'} {gib(abs(part.bytes), 2)} {part.name}" for part in found.parts)
-    text = f"{sum_.removeprefix('+ ')}: {found.text}"
-    if found.closes:
-        return Check("identity", True, text, 0, float(found.off or 0))
-    names = {"requested": "requested_memory", "cuda_graphs": "cudagraph_estimate"}
-    figure = log.utilization if found.suspect == "utilization" else log.get(names.get(found.suspect or "", ""))
-    return Check("identity", False, text, figure.line if figure else available.line, float(found.off or 0))
-
-
-def budget(log: EngineLog, total: int | None = None) -> Identity:
-    """The lines of the log as `membudget.engines.vllm.profile.identity` sums them."""
-    estimate = log.value("cudagraph_estimate") if charges_graphs(log) else None
-    known = version_of(log)
-    version = log.version if log.version and known is not None and known >= OLDEST else DEFAULT
-    if estimate is not None and not rules(version).graph_estimate:
-        # switched on by VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS before it was the default
-        version = DEFAULT
-    util = log.utilization
-    consumed, activation, holds = log.value("consumed"), log.value("peak_activation"), False
-    if log.get("peak_with_graphs") is not None:
-        # since 0.27.0 the closing line adds the graph estimate to the peak
-        activation, holds = log.value("peak_with_graphs"), True
-    elif consumed is not None and log.get("non_kv") is not None:
-        consumed, activation = log.value("non_kv"), 0
-    elif any(figure.message == "cpu_auto" for figure in log.all("consumed")):
-        # the CPU worker takes what the process uses, and nothing else
-        activation = 0
-    figures = Figures(
-        total=log.value("total_memory") if total is None else total,
-        utilization=None if util is None else float(util.value),
-        requested=log.value("requested_memory"),
-        weights=log.value("weights"),
-        activation=activation,
-        non_torch=log.value("non_torch"),
-        consumed=consumed,
-        graph_estimate=estimate,
-        activation_holds_graphs=holds,
-        available_kv=log.value("available_kv"),
-    )
-    return sum_up(figures, version)
-
-
-def charges_graphs(log: EngineLog) -> bool:
-    """Whether the CUDA-graph estimate was taken off the pool: as the log says, else as its version does."""
-    if "graphs_not_charged" in log.figures:
-        return False
-    version = version_of(log)
-    return "utilization_without_graphs" in log.figures or version is None or version >= (0, 20, 0)
-
-
-def requested(log: EngineLog) -> Check | None:
-    """utilization x total = requested memory."""
-    asked, total, util = log.get("requested_memory"), log.get("total_memory"), log.utilization
-    if asked is None or total is None or util is None:
-        return None
-    product = total.number * float(util.value)
-    off = asked.number - product
-    allowed = asked.half + total.half * float(util.value) + total.number * util.half + 1
-    text = f"{total.printed} x {util.printed} = {gib(round(product), 2)}; printed {asked.printed}"
-    return Check("requested", abs(off) <= allowed, text, 0 if abs(off) <= allowed else asked.line, off)
-
-
-def weights(log: EngineLog) -> Check | None:
-    """The model's size at loading and in the profile are one figure."""
-    mine = log.get("weights")
-    if mine is None:
-        return None
-    same = [figure for figure in log.all("weights") if figure.rank == mine.rank]
-    low, high = min(same, key=lambda f: f.number), max(same, key=lambda f: f.number)
-    if low.message == high.message:
-        return None
-    off = high.number - low.number
-    holds = off <= low.half + high.half + TOLERANCE
-    return Check(
-        "weights",
-        holds,
-        f"{low.printed} (line {low.line}) and {high.printed} (line {high.line})",
-        0 if holds else high.line,
-        off,
-    )
-
-
-def suggestion(log: EngineLog) -> Check | None:
-    """The suggested --kv-cache-memory = requested - used - real graphs - 150 MiB."""
-    suggested, asked = log.get("suggested_kv_requested"), log.get("requested_memory")
-    real = _same_message(log, "cudagraph", "actual_split") or _same_message(log, "cudagraph", "actual_consumed")
-    if suggested is None or asked is None or real is None:
-        return None
-    if _same_message(log, "consumed", "actual_consumed"):
-        parts = ["consumed", "peak_with_graphs"]
-    else:
-        parts = ["weights", "peak_activation", "non_torch"]
-    figures = [log.get(name) for name in parts]
-    if any(figure is None for figure in figures):
-        return None
-    rest = asked.number - SUGGESTION_MARGIN - real.number - sum(f.number for f in figures if f is not None)
-    off = suggested.number - rest
-    holds = abs(off) <= TOLERANCE + asked.half + real.half
-    text = f"{asked.printed} - used - {real.printed} graphs - 150 MiB = {gib(rest, 2)}; printed {suggested.number:,} B"
-    return Check("suggestion", holds, text, 0 if holds else suggested.line, off)
-
-
-def tokens(log: EngineLog) -> Check | None:
-    """KV cache size against concurrency x max_model_len (equal since 0.20.1; in older versions for uniform models)."""
-    size, times, length = log.get("kv_tokens"), log.get("max_concurrency"), log.max_model_len
-    if size is None or times is None or length is None:
-        return None
-    low, high = times.low * length - 1, times.high * length + 1
-    middle = float(times.value) * length
-    text = f"{times.printed}x x {length:,} = {middle:,.0f}; printed {size.number:,} tokens"
-    if low <= size.number <= high:
-        return Check("tokens", True, text)
-    version = version_of(log)
-    if version is None or version < (0, 20, 1) or _is_development(log):
-        return Check(
-            "tokens", None, f"{text}: blocks / groups x block size, as vLLM printed it before 0.20.1", size.line
-        )
-    return Check("tokens", False, text, size.line, size.number - middle)
-
-
-def blocks(log: EngineLog) -> Check | None:
-    """An override is what the log says it is: fewer blocks than profiled may not be asked, more must not be there."""
-    override, profiled = log.get("override_blocks"), log.get("profiled_blocks")
-    if override is None or profiled is None:
-        return None
-    text = f"num_gpu_blocks_override {override.printed} replaces {profiled.printed} profiled blocks"
-    holds = override.number <= profiled.number
-    return Check("blocks", holds or None, text if holds else text + ": more than fit", 0 if holds else override.line)
-
-
-def bytes_per_token(log: EngineLog) -> tuple[float, float] | None:
-    """available KV / printed tokens, with the rounding of both; of one rank; None where one is missing.
-
-    It is the growth of a sequence only for models whose layers are all alike.
-    """
-    have, size = log.memory, log.get("kv_tokens")
-    if have is None or size is None or size.number <= 0 or have.number <= 0 or "override_blocks" in log.figures:
-        return None
-    block = log.value("block_size") or log.setting("block_size")
-    more = block if isinstance(block, int) and 0 < block < size.number else 0
-    count = size.number / log.context_parallel
-    return max(have.low, 0.0) / (count + more), have.high / count
-
-
-def version_of(log: EngineLog) -> tuple[int, int, int] | None:
-    """(0, 20, 2), or None for no version and for builds without one."""
-    if log.version is None:
-        return None
-    try:
-        return parse(log.version)
-    except VersionError:
-        return None
-
-
-def _is_development(log: EngineLog) -> bool:
-    return log.version is not None and any(mark in log.version for mark in ("dev", "rc", "+g"))
-
-
-def _same_message(log: EngineLog, name: str, message: str) -> Figure | None:
-    found = [figure for figure in log.all(name) if figure.message == message]
-    return found[0] if found else None
+    return min(refusals, key=lambda refusal: _TELLING.index(refusal.kind))

@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from membudget.engines.vllm.logs.compare import compare, options
+from membudget.engines.vllm.logs.compare import compare
+from membudget.engines.vllm.logs.concurrency import options
+from membudget.engines.vllm.logs.kinds import RefusalKind
 from membudget.engines.vllm.logs.log import parse
-from membudget.engines.vllm.logs.remedies import _BY_KIND, Remedy, remedies
-from membudget.engines.vllm.logs.verdict import REFUSALS
+from membudget.engines.vllm.logs.suggestions import _BY_KIND, Suggestion, suggestions
 from membudget.model import Model
-from tests_math.engines.vllm.test_vllm_log_explain import start
+from tests_math.engines.vllm.logs.test_log_explain import start
 
 pytestmark = pytest.mark.suite
 
 
-def found(lines: list[str]) -> list[Remedy]:
+def found(lines: list[str]) -> list[Suggestion]:
     """What would start a refused engine, and what may."""
     (log,) = parse(lines)
-    return remedies(log, compare(log, None))
+    return suggestions(log, compare(log, None))
 
 
 def cures(lines: list[str]) -> list[str]:
@@ -99,7 +100,7 @@ def test_a_warm_up_without_room() -> None:
 )
 def test_what_would_start_a_real_engine(name: str, wanted: list[str]) -> None:
     """Captured refusals of vLLM 0.32.0: 15.225 GiB are 16,347,719,270.4 bytes, 0.035 GiB 37,580,963.84."""
-    text = (Path(__file__).parents[3] / "fixtures" / "logs" / "cpu" / f"0.32.0-{name}.log").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "fixtures" / "logs" / "cpu" / f"0.32.0-{name}.log").read_text(encoding="utf-8")
     assert cures(text.splitlines(keepends=True)) == wanted
 
 
@@ -178,7 +179,7 @@ def test_every_refusal_has_a_next_step(text: str, words: list[str]) -> None:
 
 def test_no_kind_is_left_out() -> None:
     """A refusal that the reader knows is one that has a next step."""
-    assert set(_BY_KIND) == set(REFUSALS)
+    assert set(_BY_KIND) == set(RefusalKind)
 
 
 def test_more_concurrency_keeps_what_a_spark_needs() -> None:
@@ -223,6 +224,6 @@ def test_what_does_not_hold_the_weights_is_not_sure(
 ) -> None:  # fmt: skip
     """A share, or one that is made room for, starts nothing where weights and a step alone are more."""
     (log,) = parse(refused(LOW_FREE.format(free=free, total=total, util=util, asked=asked), util))
-    told = remedies(log, compare(log, None), model(name))
+    told = suggestions(log, compare(log, None), model(name))
     assert [(cure.text, cure.sure) for cure in told] == wanted
     assert all(cure.sure or "weights and a step alone take about" in cure.why for cure in told)

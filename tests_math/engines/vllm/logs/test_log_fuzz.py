@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from membudget.engines.vllm.logs.explain import as_json, compare, explain
-from membudget.engines.vllm.logs.log import MAX_LINE, parse, parse_stream
+from membudget.engines.vllm.logs.compare import compare
+from membudget.engines.vllm.logs.document import as_json
+from membudget.engines.vllm.logs.log import parse, parse_stream
 from membudget.engines.vllm.logs.messages import NEEDLES, messages
 from membudget.engines.vllm.logs.record import KEEP
-from tests_math.engines.vllm.vllm_log_lines import lines
+from membudget.engines.vllm.logs.stream import MAX_LINE
+from membudget.engines.vllm.logs.text import explain
+from tests_math.engines.vllm.logs.log_lines import lines
 
 pytestmark = pytest.mark.suite
 
-LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
+LOGS = Path(__file__).parents[4] / "fixtures" / "logs"
 REAL = (LOGS / "cpu" / "0.32.0-err-maxlen-gemma3.log").read_bytes()
 
 _pieces = st.one_of(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
+LOGS = Path(__file__).parents[4] / "fixtures" / "logs"
 GIB = 2**30
 
 #: Prefixes as they stand before a message in real logs; {} is the level and time of vLLM's logger.

@@ -235,7 +235,9 @@ def test_secrets_do_not_leave_the_parser() -> None:
     """Keys and tokens in the dumped arguments are not kept, shown or written."""
     import json
 
-    from membudget.engines.vllm.logs.explain import as_json, compare, explain
+    from membudget.engines.vllm.logs.compare import compare
+    from membudget.engines.vllm.logs.document import as_json
+    from membudget.engines.vllm.logs.text import explain
 
     args = "{'model': 'a/b', 'api_key': ['sk-verysecret1'], 'hf_token': 'hf_abcdefghijklmnop', 'max_model_len': 64}"
     lines = [

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from membudget.engines.vllm.logs.checks import checks, identity
 from membudget.engines.vllm.logs.compare import compare
 from membudget.engines.vllm.logs.log import parse
 from membudget.engines.vllm.logs.record import EngineLog
-from membudget.engines.vllm.logs.verdict import checks, identity, verdict
+from membudget.engines.vllm.logs.verdict import verdict
 from membudget.engines.vllm.pool.plan import PoolRequest, plan_pool
 from membudget.model import Model
 
 pytestmark = pytest.mark.suite
 
 GIB = 2**30
-PUBLIC = Path(__file__).parents[3] / "fixtures" / "logs" / "public.jsonl"
+PUBLIC = Path(__file__).parents[4] / "fixtures" / "logs" / "public.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
 LOGS = [row for row in ROWS if row["kind"] == "log"]
 DECIDED = [row for row in ROWS if "arithmetic" in row]
