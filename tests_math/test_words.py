@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.suite
-ROOT = Path(
+ROOT = Path(__file__).parents[1]
+WORDS = ROOT / "docs" / "words.md"
+#: Written by tools/ from the package's own words; edited there.
+GENERATED = frozenset({"docs/cli.md", "docs/budgets.md", "docs/coverage.md", "docs/versions.md"})
+TO_EDIT: frozenset[str] = frozenset(
     {
         "README.md",
         "docs/explore.md",
@@ -45,6 +49,7 @@ ROOT = Path(
         "membudget/engines/base.py",
         "membudget/engines/llama_cpp/cells.py",
         "membudget/engines/llama_cpp/settings.py",
+        "membudget/engines/vllm/admission/users.py",
         "membudget/engines/vllm/logs/compare.py",
         "membudget/engines/vllm/logs/explain.py",
         "membudget/engines/vllm/logs/log.py",
