@@ -24,6 +24,7 @@ from membudget.cli.commands.common import (
 )
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX
 from membudget.engines.vllm.pool.derive import batched_tokens
+from membudget.engines.vllm.pool import text as pool_text
 from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
 from membudget.engines.vllm.profile.identity import Figures, Identity, identity
 from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
@@ -205,7 +206,7 @@ def _text(model: Model, pool: Pool, rest: Identity | None, notes: list[str]) -> 
     from membudget.text.terminal import Terminal, plain
 
     terminal = Terminal.of()
-    lines = [terminal.paint(plain(model.name), "bold"), *pool.lines()]
+    lines = [terminal.paint(plain(model.name), "bold"), *pool_text.lines(pool)]
     if rest is not None:
         lines += ["", *rest.lines()]
     for note in notes:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from membudget.engines.vllm.pool.text import lines
 from membudget.engines.vllm.pool.plan import Pool, PoolError, PoolRequest, plan_pool
 from membudget.model import CacheSpec, Model
 from membudget.model.config import Config
@@ -264,7 +265,7 @@ def test_json_is_plain_and_complete(model: Get) -> None:
     ):
         assert key in out
     assert out["groups"][0]["kind"] == "sliding"
-    assert pool.lines()
+    assert lines(pool)
 
 
 @given(pool_caches, st.integers(1, 2**38), st.integers(1, 2**18), st.sampled_from([512, 2048, 8192]))

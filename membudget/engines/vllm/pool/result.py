@@ -135,9 +135,3 @@ class Pool(NamedTuple):
         out["stages"], out["why"] = list(self.stages), list(self.why)
         out["used"] = self.used
         return out
-
-    def lines(self) -> list[str]:
-        """The table of `membudget pool`: one group a line, then the figures, then the verdict."""
-        from membudget.engines.vllm.pool.text import lines
-
-        return lines(self)
