@@ -23,8 +23,8 @@ from membudget.cli.commands.common import (
     size,
 )
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX
-from membudget.engines.vllm.pool.derive import batched_tokens
 from membudget.engines.vllm.pool import text as pool_text
+from membudget.engines.vllm.pool.derive import batched_tokens
 from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
 from membudget.engines.vllm.profile.identity import Figures, Identity, identity
 from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget.engines.vllm.pool.text import lines
 from membudget.engines.vllm.pool.plan import Pool, PoolError, PoolRequest, plan_pool
+from membudget.engines.vllm.pool.text import lines
 from membudget.model import CacheSpec, Model
 from membudget.model.config import Config
 from membudget.units import GIB
