@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from membudget.report.html import text
+from membudget.report.html import safe, text
 from membudget.report.story import DRAWN, Course, Growth, Steps, Told
 from membudget.units import short
 
@@ -52,7 +52,7 @@ def bars(told: Told, rows: bool = True) -> str:
             start += size
         if told.capacity:
             parts += _ends(told, scale, top)
-    return "".join([*parts, "</svg>"])
+    return safe("".join([*parts, "</svg>"]))
 
 
 def growth(found: Growth, identity: str) -> str:
@@ -82,7 +82,7 @@ def growth(found: Growth, identity: str) -> str:
         parts.append(f'<path class="line seen" d="M{frame.at(*start)}L{frame.at(*end)}"/>')
     for tokens, held in found.points:
         parts.append(frame.dot(tokens, held, f"{held:,} B at {tokens:,} tokens, measured"))
-    return "".join([*parts, "</svg>"])
+    return safe("".join([*parts, "</svg>"]))
 
 
 def _slope_ends(found: Growth, ctx: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -118,7 +118,7 @@ def steps(found: Sequence[Steps]) -> str:
         x, y = map(float, frame.at(*points[-1]).split())
         above = max(y + 4, above + 14)
         parts.append(f'<text x="{x + 8:.1f}" y="{above:.1f}">{text(kind)}</text>')
-    return "".join([*parts, "</svg>"])
+    return safe("".join([*parts, "</svg>"]))
 
 
 def reserves(found: Sequence[Steps]) -> bool:
@@ -179,14 +179,14 @@ def spark(course: Course) -> str:
     for (label, value), (x, y) in zip(course.values, points, strict=True):
         named = text(f"{label}: {size(value, course.unit)}")
         parts.append(f'<circle cx="{x}" cy="{y}" r="3"><title>{named}</title></circle>')
-    return "".join([*parts, "</svg>"])
+    return safe("".join([*parts, "</svg>"]))
 
 
 def gauge(name: str, value: int, most: int) -> str:
     """A value below its limit: the part that is used, and the limit as a line."""
     scale = max(value, most) or 1
     said = f"{name}: {short(value)}, allowed below {short(most)}"
-    return (
+    return safe(
         f'<svg class="gauge" height="18" role="img" aria-label="{text(said)}">'
         f'<rect class="track" x="0" y="3" width="{_share(most, scale)}" height="12" rx="3"/>'
         f'<rect class="part overhead" x="0" y="3" width="{_share(value, scale)}" height="12"/>'

@@ -45,8 +45,8 @@ def render(choices: Sequence[Choice], machines: Iterable[Machine], start: Start)
     names = [choice.model.name for choice in choices]
     title = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return html.page(
+        "explore.html",
         f"{title}: memory",
-        html.static("explore.body.html"),
         styles=("base.css", "explore.css"),
         scripts=("ledger.js", "curve.js", "explore.js"),
         data=document(choices, machines, start),

@@ -30,6 +30,30 @@ class Course(NamedTuple):
     unit: str
     values: tuple[tuple[str, int], ...]
 
+    @property
+    def first(self) -> int:
+        """The oldest value."""
+        return self.values[0][1]
+
+    @property
+    def last(self) -> int:
+        """The newest value."""
+        return self.values[-1][1]
+
+    @property
+    def off(self) -> int:
+        """The newest less the oldest."""
+        return self.last - self.first
+
+    @property
+    def change(self) -> str:
+        """By how much it moved, in its unit and per cent."""
+        share = f" ({self.off / abs(self.first):+.1%})" if self.first else ""
+        amount = short(abs(self.off)) if self.unit == "bytes" else f"{abs(self.off):,}"
+        if self.unit == "x100":
+            amount = f"{abs(self.off) / 100:,.2f}x"
+        return f"{'+' if self.off > 0 else '-'}{amount}{share}"
+
 
 class Growth(NamedTuple):
     """One user's cache over tokens, in bytes.  predicted: ((tokens, bytes), ...); slopes in bytes a token.
@@ -44,6 +68,21 @@ class Growth(NamedTuple):
     slope_end: int | None
     measured: int | None
     points: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The slopes in words."""
+        drawn = "solid" if self.predicted else "not drawn: the model is not here"
+        said = f"{self.slope:,} B a token predicted ({drawn})"
+        if self.slope_end is not None and self.slope_end != self.slope:
+            said += f", {self.slope_end:,} B once windows are full"
+        if self.measured is not None:
+            # where windows fill up the slope is that of the whole way, and must not be read as the first token's
+            way = "" if self.slope_end == self.slope else " from the first length to the last"
+            said += f"; {self.measured:,} B measured{way} (dashed)"
+        if self.points:
+            said += f"; dots: what {len(self.points)} prompts of growing length held"
+        return said
 
 
 class Steps(NamedTuple):
@@ -66,7 +105,7 @@ class Told(NamedTuple):
 
     verdict: ``passed``, ``failed`` or ``recorded``; word: what it is called here.  says: the sentence below it.
     where: file:line.  headroom: bytes left, negative where it does not fit; None in a record.
-    broken: what is not as expected, in sentences.
+    broken: what is not as expected, in sentences.  fixes: the smallest changes that would make it fit.
     """
 
     id: str
@@ -82,6 +121,15 @@ class Told(NamedTuple):
     where: str = ""
     steps: tuple[Steps, ...] = ()
     headroom: int | None = None
+    fixes: tuple[str, ...] = ()
+
+    @property
+    def room(self) -> int | None:
+        """Bytes left below the engine's limit or the machine's memory; None where either side is not known."""
+        if self.headroom is not None:
+            return self.headroom
+        line = self.limit or self.capacity
+        return None if line is None or not self.predicted else line - self.total
 
     @property
     def word(self) -> str:
@@ -118,8 +166,8 @@ def of_verdicts(verdicts: Iterable[Verdict], problems: Sequence[str] = ()) -> St
     """Predictions alone."""
     told = [_of_verdict(verdict) for verdict in verdicts]
     many = f"{len(told):,} budget{'s' if len(told) != 1 else ''}"
-    lede = "Predictions by arithmetic, held against what each budget expects. Nothing was measured."
-    return Story(f"{many}, predicted", lede, {}, tuple(told), tuple(problems))
+    lede = "Predictions by arithmetic, compared with what each budget expects. Nothing was measured."
+    return Story(f"{many}: {_failures(told, 'not as expected', 'as expected')}", lede, {}, tuple(told), tuple(problems))
 
 
 def of_record(
@@ -150,11 +198,20 @@ def of_record(
         **({"commit": record.commit} if record.commit else {}),
         **({"reference": record.reference} if record.reference else {}),
     }
-    title = str(record.machine.get("title") or record.machine_name)
+    machine_title = str(record.machine.get("title") or record.machine_name)
+    title = f"{machine_title}: {_failures(told, 'failed', 'none failed')}"
     skipped = [f"not asked: {name}: {why}" for name, why in record.skipped.items()]
     many = f"{len(earlier):,} run{'s' if len(earlier) != 1 else ''}"
     lede = f"Predicted beside measured, {record.time[:10]}; {many} of this kind so far."
     return Story(title, lede, facts, tuple(told), (*problems, *skipped))
+
+
+def _failures(told: Sequence[Told], bad: str, good: str) -> str:
+    """What happened, for the title."""
+    failed = [item for item in told if item.verdict == "failed"]
+    if not failed:
+        return f"all {good}" if good != "none failed" and len(told) > 1 else good
+    return f"{failed[0].id} {bad}" if len(failed) == 1 else f"{len(failed):,} of {len(told):,} {bad}"
 
 
 def _of_verdict(verdict: Verdict) -> Told:
@@ -174,9 +231,20 @@ def _of_verdict(verdict: Verdict) -> Told:
         f"{item.field}: {_value(item.field, item.predicted)} predicted, {_value(item.field, item.expected)} expected"
         for item in verdict.broken
     )
-    lines, left = of_ledger(ledger), ledger.headroom
+    fixes = () if ledger.fits else tuple(change.text for change in ledger.changes)
     return Told(
-        budget.id, state, ledger.verdict, lines, asked, budget.capacity, limit, growth, (), broken, where, (), left
+        budget.id,
+        state,
+        ledger.verdict,
+        of_ledger(ledger),
+        asked,
+        budget.capacity,
+        limit,
+        growth,
+        broken=broken,
+        where=where,
+        headroom=ledger.headroom,
+        fixes=fixes,
     )
 
 

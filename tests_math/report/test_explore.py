@@ -126,7 +126,7 @@ def test_name_from_outside_stays_inert() -> None:
 def test_number_that_javascript_rounds_is_refused() -> None:
     """2^53 cannot travel as a number; the error says where it stands."""
     with pytest.raises(html.PageError, match=r"data\.sizes\[1\] is 9,007,199,254,740,992"):
-        html.page("x", "", styles=(), data={"sizes": [1, 2**53]})
+        html.page("page.html", "x", styles=(), data={"sizes": [1, 2**53]})
 
 
 def test_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
