@@ -1,8 +1,8 @@
-"""The page to play with a plan: Python's coefficients and piecewise rules, evaluated by `static/ledger.js`.
+"""The page to play with a plan: a table of coefficients from Python, summed by `static/ledger.js`.
 
-No number is computed twice in two ways: weights, cache and overhead travel as bytes, activations as
-coefficients (`membudget.engines.transformers.activations.coefficients`), and what the script does with them are the
-sums, minima and maxima of `membudget.planning.ledger`.
+Weights, overhead and reserves travel as bytes, caches and activations as coefficients of tokens and users
+(`_terms`, `membudget.engines.transformers.activations.coefficients`).  What the page says when it opens, suggestions
+included, is what `membudget plan` says; for what is moved by hand the script sums the same table.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from membudget import __version__, formats
-from membudget.budgets.settings import declared, is_gguf
-from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS, SMALL_STEP
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings, declared, is_gguf
+from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
 from membudget.engines.llama_cpp import cells as llama_cpp
 from membudget.engines.transformers import activations
-from membudget.formats import Format, kv
+from membudget.formats import Format, FormatError, kv
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.suggestions import foreign_formats, most_share
+from membudget.planning.ledger import predict
 from membudget.report import html
 from membudget.report.plan import model_context
 
@@ -54,12 +55,17 @@ def render(choices: Sequence[Choice], machines: Iterable[Machine], start: Start)
 
 
 def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Start) -> dict[str, Any]:
-    """What the page knows, as JSON: sizes in bytes, whole numbers below 2^53."""
+    """What the page knows, as JSON: sizes in bytes, whole numbers below 2^53.
+
+    start.verdicts: what `membudget plan` says of the first model on each machine, as the page opens.
+    """
+    known = list(machines)
+    verdicts = {machine.name: predict(budget_of(choices[0], machine, start)).verdict for machine in known}
     return {
         "version": __version__,
         "drawn": DRAWN,
         "models": [_model(choice) for choice in choices],
-        "machines": [_machine(machine) for machine in machines],
+        "machines": [_machine(machine) for machine in known],
         "overhead": DEFAULT_OVERHEAD,
         "engines": {
             name: {
@@ -71,12 +77,23 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
             }
             for name, kind in declared().items()
         },
-        "gguf": foreign_formats(),
-        "small_step": SMALL_STEP,
-        "cells": llama_cpp.PAD,
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},
-        "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS},
+        "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS, "verdicts": verdicts},
     }
+
+
+def budget_of(choice: Choice, machine: Machine, start: Start) -> Budget:
+    """What the page asks when it opens, as a budget."""
+    return Budget(
+        id="page",
+        model=choice.model,
+        format=choice.format,
+        kv_cache_dtype=choice.kv_cache_dtype,
+        ctx=start.ctx,
+        users=start.users,
+        machine=machine,
+        engine=Settings(),
+    )
 
 
 def _model(choice: Choice) -> dict[str, Any]:
@@ -118,7 +135,7 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
     """name: what suggestions call it.  width: bytes an element of a temporary, as `planning.capacity` has it."""
     try:
         weights = form.weigh(model)
-    except formats.FormatError as error:
+    except FormatError as error:
         return {"error": str(error)}
     width = 4 if form.name == "fp32" else 2
     found = {"name": form.name, "bytes": weights.total, "active": weights.active, "width": width}
@@ -126,21 +143,36 @@ def _weights(form: Format, model: Model) -> dict[str, Any]:
 
 
 def _cache(name: str, model: Model) -> dict[str, Any]:
-    """engine: whose dtype it is, as `membudget.budgets.budget.EngineKind` has it; null for any.
-
-    llama_cpp: the cells of one slot, or the error that refuses them.
-    """
+    """One KV cache dtype.  engine: whose it is, None for any.  by: its coefficients by engine, or why it is refused."""
     engine = kv.get(name).engine
     try:
-        found = kv.cache(model, name)._asdict()
-    except formats.FormatError as error:
+        found = kv.cache(model, name)
+    except FormatError as error:
         return {"error": str(error)}
+    plain = _terms(found.fixed, found.grows, found.entries)
     try:
         cells = llama_cpp.slot(model, name)
-        slot: dict[str, Any] = {"grows": cells.grows, "fixed": cells.fixed}
-    except formats.FormatError as error:
-        slot = {"error": str(error)}
-    return {**found, "engine": None if engine == "any" else engine, "llama_cpp": slot}
+        padded = _terms(cells.fixed, cells.grows, pad=llama_cpp.PAD, step=True)
+    except FormatError as error:
+        padded = {"error": str(error)}
+    by = dict.fromkeys(declared(), plain) | {"llama_cpp": padded}
+    return {"engine": None if engine == "any" else engine, "by": by}
+
+
+def _terms(
+    fixed: int,
+    grows: Iterable[tuple[int, int | None]],
+    entries: Iterable[tuple[int, int]] = (),
+    pad: int = 1,
+    step: bool = False,
+) -> dict[str, Any]:
+    """One user's cache as a table of coefficients.
+
+    fixed: bytes whatever the tokens.  terms: [bytes, window, rate]: bytes x floor(kept / rate), where kept is the
+    tokens padded to `pad`, at most the window (0 for none), with `step` and one step's tokens beside it, padded too.
+    """
+    terms = [[size, window or 0, 1] for size, window in grows] + [[size, 0, rate] for size, rate in entries]
+    return {"fixed": fixed, "terms": terms, "pad": pad, "step": step}
 
 
 def _machine(machine: Machine) -> dict[str, Any]:
@@ -150,7 +182,6 @@ def _machine(machine: Machine) -> dict[str, Any]:
         "reported": machine.memory,
         "nominal": machine.nominal,
         "unified": machine.unified,
-        "most_share": most_share(machine),
         "os_reserve": machine.os_reserve,
         "cuda_total": machine.cuda_total,
         "bandwidth": machine.bandwidth,

@@ -58,14 +58,18 @@ def page(
     policy = f"default-src 'none'; style-src {_checksum(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     if script:
         policy += f"; script-src {_checksum(script)}"
-    return _environment().get_template(template).render(
-        title=title,
-        generator=safe(_GENERATOR),
-        policy=safe(policy),  # our own text: apostrophes stay as browsers' documentation writes them
-        style=safe(style),
-        script=safe(script),
-        data=None if data is None else safe(_data(data)),
-        **values,
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            generator=safe(_GENERATOR),
+            policy=safe(policy),  # our own text: apostrophes stay as browsers' documentation writes them
+            style=safe(style),
+            script=safe(script),
+            data=None if data is None else safe(_data(data)),
+            **values,
+        )
     )
 
 

@@ -44,14 +44,17 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def number(bits: int) -> int:
         return rng.randint(1, 2 ** rng.randint(1, bits))
 
-    refused = all("error" in entry.get("llama_cpp", entry) for entry in model["caches"].values())
+    def refuses(entry: dict[str, Any]) -> bool:
+        return "error" in entry or "error" in entry["by"]["llama_cpp"]
+
+    refused = all(refuses(entry) for entry in model["caches"].values())
     engine = rng.choice(["vllm", "vllm", "transformers", "vllm" if refused else "llama_cpp"])
     name = document["engines"][engine]["kv"]
     caches = {
         dtype: entry
         for dtype, entry in model["caches"].items()
         if (name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"])
-        and not (engine == "llama_cpp" and "error" in entry.get("llama_cpp", entry))
+        and not (engine == "llama_cpp" and refuses(entry))
     }
     weights = {
         form: entry
@@ -81,7 +84,7 @@ def answer(found: list[explore.Choice], known: list[machines.Machine], plan: dic
     return {
         **{name: str(size) for name, size in figures.items()},
         "max_users": str(ledger.max_users),
-        "verdict": ledger.verdict,
+        "fits": str(ledger.fits).lower(),
     }
 
 

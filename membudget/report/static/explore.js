@@ -6,6 +6,8 @@
   const WORDS = { weights: "weights", kv_cache: "KV cache", activations: "activations", overhead: "overhead" };
   const CHOICES = ["model", "format", "kv", "engine", "attention", "logits", "convention"];
   const shown = [];
+  /** The state that Python has answered itself, as text. */
+  let first = null;
 
   /** An element with classes and children; text always goes in as text. */
   function element(name, classes = "", ...children) {
@@ -74,6 +76,7 @@
       page, model: model(), format: at("format").value, kv: at("kv").value, ctx: BigInt(ctx), users: BigInt(count),
       convention: at("convention").value, engine: at("engine").value, attention: at("attention").value,
       logits: at("logits").value, batched: BigInt(batched), share: part,
+      asStarted: first !== null && first === state().toString(),
     };
   }
 
@@ -289,10 +292,16 @@
     later = setTimeout(keep, 200);
   }
 
-  function keep() {
+  /** What is chosen, without the machines. */
+  function state() {
     const kept = new URLSearchParams();
     for (const id of CHOICES) kept.set(id, at(id).value);
     for (const id of ["ctx", "users", "batched", "share"]) if (at(id).value !== "") kept.set(id, at(id).value);
+    return kept;
+  }
+
+  function keep() {
+    const kept = state();
     kept.set("machines", shown.map((machine) => machine.name).join(","));
     try { history.replaceState(null, "", `#${kept}`); } catch { /* some viewers forbid it; nothing depends on it */ }
   }
@@ -319,6 +328,8 @@
     at("batched").value = page.start.batched;
     at("ctx").max = at("batched").max = page.max.ctx;
     at("users").max = page.max.users;
+    refill(true);
+    first = state().toString();
     recall();
     refillMachines();
     at("model").addEventListener("change", () => { refill(false); update(); });
