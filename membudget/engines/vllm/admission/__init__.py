@@ -9,6 +9,6 @@ schedule.py the scheduler's steps in integers.
 """
 
 from membudget.engines.vllm.admission.schedule import Holding, Run
-from membudget.engines.vllm.admission.users import Binds, Users, UsersError, smallest_pool, users
+from membudget.engines.vllm.admission.users import Binds, Users, UsersError, runs, smallest_pool, users
 
-__all__ = ["Binds", "Holding", "Run", "Users", "UsersError", "smallest_pool", "users"]
+__all__ = ["Binds", "Holding", "Run", "Users", "UsersError", "runs", "smallest_pool", "users"]

@@ -81,11 +81,13 @@ def users(
     dcp: int = 1,
     pp: int = 1,
     answer: int = ANSWER,
+    steps: bool = True,
 ) -> Users:
     """The largest number of `ctx`-token requests that decode together, none preempted, and what binds.
 
     pool: as `plan_pool` carves it.  draft_tokens: num_speculative_tokens.  dcp, pp: parallel sizes.
     answer: tokens of ctx that a request makes itself (more where it takes longer until the last one has joined).
+    steps: False asks what fits in the worst case alone, a lower bound that costs no scheduler's steps.
     The number is exact for one pipeline stage, no drafter and a version since 0.20.1; otherwise
     it is what fits in the worst case (`exact` is False).
     Raises `UsersError` where ctx is not 1 to the pool's max_model_len.
@@ -115,7 +117,7 @@ def users(
     joining = sum(each.count * _joining(each, ctx, run) for each in holdings)
     most = min(max_num_seqs, max(max_num_batched_tokens // (1 + draft_tokens) - 1, 1))
     worst = min(blocks // held, 1 + (blocks - joining) // held if blocks >= joining else 0, most)
-    exact = pp == 1 and not draft_tokens and rules.version >= OLDEST
+    exact = steps and pp == 1 and not draft_tokens and rules.version >= OLDEST
     found = _search(holdings, blocks, run, max(worst, 0), most) if exact else max(worst, 0)
     if found >= max_num_seqs:
         binds = Binds.SEQUENCES
@@ -191,16 +193,44 @@ def smallest_pool(
     return high + 1
 
 
+def runs(
+    pool: Pool,
+    ctx: int,
+    n: int,
+    *,
+    rules: Rules,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    async_scheduling: bool = True,
+) -> bool:
+    """Whether n requests of `ctx` tokens run at once, by the scheduler's steps; `users` asks this many times."""
+    holdings, run = question(
+        pool, ctx, rules=rules, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=async_scheduling,
+    )  # fmt: skip
+    return serves(holdings, pool.num_blocks - 1, n, run)
+
+
 def _search(holdings: Sequence[Holding], blocks: int, run: Run, start: int, most: int) -> int:
-    """The largest number that the scheduler's steps serve, from the worst case up."""
-    found = start
-    while found > 0 and not serves(holdings, blocks, found, run):
-        found -= 1
-    if found < start:
-        return found
-    while found < most and serves(holdings, blocks, found + 1, run):
-        found += 1
-    return found
+    """The largest number that the scheduler's steps serve: from the worst case on, in steps that double."""
+    low, high, step = 0, most + 1, 1
+    if start < 1 or serves(holdings, blocks, start, run):
+        low = max(start, 0)
+        while low + step < high and serves(holdings, blocks, low + step, run):
+            low, step = low + step, step * 2
+        high = min(low + step, high)
+    else:
+        high = start
+        while high - step > 0 and not serves(holdings, blocks, high - step, run):
+            high, step = high - step, step * 2
+        low = max(high - step, 0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if serves(holdings, blocks, middle, run):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _holdings(groups: Sequence[PoolGroup], rules: Rules, draft: int, dcp: int) -> list[Holding]:
