@@ -98,7 +98,7 @@ def test_grandchildren_die_too(session: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_sigterm_ignored_is_killed() -> None:
     """A child that ignores SIGTERM gets SIGKILL."""
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
-    outcome = _run(code, guard.Limits(peak=0, reserve=0, floor=0, seconds=0.5))
+    outcome = _run(code, guard.Limits(peak=0, reserve=0, floor=0, seconds=2.0))
     assert outcome.status == "timeout"
     assert outcome.exit_code == -9
     assert outcome.seconds < 10

@@ -13,9 +13,9 @@ from membudget.doctor.machine import Look, value
 from membudget.doctor.source import Held, Process
 from membudget.doctor.trap import State, Trap
 from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
+from membudget.host.limits import UNIFIED_KEEP
 from membudget.host.readings import Unknown
 from membudget.host.system import WAITING
-from membudget.measure.guard import UNIFIED_FLOOR
 from membudget.units import GIB, MIB, gib
 
 #: Programs of a desktop session, by their names in /proc (at most 15 letters there).
@@ -86,9 +86,9 @@ def swap(look: Look) -> Trap:
     text += "; CUDA's pages cannot be swapped, so the rest of the system thrashes before anything is ended"
     used, fix = total - free, "sudo swapoff -a"
     available = value(look.available)
-    if used and (available is None or available - used < UNIFIED_FLOOR):
+    if used and (available is None or available - used < UNIFIED_KEEP):
         # swapoff reads all of it back into memory: without room for it this is what hangs the host
-        fix = f"first end what holds memory, until {gib(used + UNIFIED_FLOOR, 2)} is available: swapoff brings all back"
+        fix = f"first end what holds memory, until {gib(used + UNIFIED_KEEP, 2)} is available: swapoff brings all back"
         fix += "; then sudo swapoff -a"
     return Trap("swap", State.DANGER if used > GIB else State.NOTE, text, fix)
 
@@ -202,7 +202,7 @@ def _thresholds(look: Look, running: list[Process]) -> Trap | None:
     if total is None or len(words) < 2 or any(word.startswith(("-m", "-M")) for word in words):
         return None
     text = f"earlyoom runs with its default and ends the largest process once {gib(total // 10, 2)} are available"
-    return Trap("guard", State.NOTE, f"{text}; here {gib(UNIFIED_FLOOR, 0)} are left at times", _EARLYOOM)
+    return Trap("guard", State.NOTE, f"{text}; here {gib(UNIFIED_KEEP, 0)} are left at times", _EARLYOOM)
 
 
 def utilization(look: Look) -> Trap:
@@ -223,7 +223,7 @@ def utilization(look: Look) -> Trap:
     limits = [(total - machine.os_reserve, f"{gib(machine.os_reserve, 0)} are the operating system's")]
     if least is not None and machine.unified:
         # what a measurement is ended at: below it the host may hang
-        limits.append((least - UNIFIED_FLOOR, f"of {gib(least, 2)} available {gib(UNIFIED_FLOOR, 0)} must stay free"))
+        limits.append((least - UNIFIED_KEEP, f"of {gib(least, 2)} available {gib(UNIFIED_KEEP, 0)} must stay free"))
     elif least is not None:
         limits.append((least, f"{gib(least, 2)} are free"))
     most, why = min(limits)

@@ -1,12 +1,12 @@
 """Runs one measurement in a process of its own and ends it before it can hurt the machine.
 
-On unified memory an overshoot raises no exception: it can hang the host within seconds,
-and neither cgroup limits nor the kernel's OOM killer see what CUDA holds.  So the child
-is watched from outside, ten times a second, by what Linux says is available; under the
-floor, or past its time, its whole process tree is killed.
+On unified memory an overshoot raises no exception: it can hang the host within seconds, and neither cgroup limits nor
+the kernel's OOM killer see what CUDA has allocated.  So the child is watched from outside, fifty times a second, by
+what Linux says is available.  Under the floor, or past its time, its process group is killed first; whoever escaped
+from it is looked for afterwards (`membudget.measure.keeper`).
 
     outcome = run([sys.executable, "-m", "membudget.measure.worker"], request, limits)
-    outcome.status      "done", "refused", "killed", "timeout", "crashed"
+    outcome.status      Status.DONE, REFUSED, KILLED, TIMEOUT, CRASHED
 """
 
 from __future__ import annotations
@@ -14,78 +14,86 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import IO, Any
 
-from membudget.host import processes, system
+from membudget.host import system
+from membudget.host.limits import SLOPE_SECONDS
 from membudget.measure.status import Status
 from membudget.units import GIB, short
 
-#: Where CPU and GPU share the memory, what must stay available: a step of 7.4 GiB in 3 s has been
-#: seen on a DGX Spark, and one of 23.8 to 6.3 GiB in 5 s.
-UNIFIED_FLOOR = 12 * GIB
-#: Elsewhere the operating system only needs room to breathe.
-DISCRETE_FLOOR = GIB
-POLL_SECONDS = 0.1
-#: Seconds between asking a child to end and ending it.
-GRACE_SECONDS = 3.0
-#: What one child may say: longer lines are cut, more lines are dropped, and both are counted.
+POLL_SECONDS = 0.02
+#: Seconds between asking a child to end and ending it, and for the keeper to end everyone.
+GRACE_SECONDS, END_SECONDS = 3.0, 40.0
+#: What one child may print: longer lines are cut, more lines are dropped, and both are counted.
 MAX_LINE, MAX_LINES, STDERR_LINES = 2**20, 100_000, 40
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+#: How far what was taken may exceed the predicted peak before the slope counts: others allocate on this machine too.
+OVER_PEAK = 2 * GIB
+#: What may stay away after an end, and the seconds that memory has to come back: drivers free it behind the process.
+BACK_WITHIN, BACK_SECONDS = GIB, 60.0
+KEEPER = ("-m", "membudget.measure.keeper")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a measurement may do.  Sizes in bytes, times in seconds.
+    """What a measurement may do.  Sizes in bytes, times in seconds."""
 
-    peak: what it is predicted to take at most.  reserve: what must be left beside that to start.
-    floor: available memory under which it is killed.  seconds: how long it may run.
-    process: the part of the peak that is the process itself (libraries, CUDA context), for messages.
-    """
+    peak: int  # what it is predicted to take at most
+    reserve: int  # what must be left beside that to start
+    floor: int  # available memory under which it is killed
+    seconds: float  # how long it may run
+    process: int = 0  # the part of the peak that is the process itself (libraries, CUDA context), for messages
 
-    peak: int
-    reserve: int
-    floor: int
-    seconds: float
-    process: int = 0
+
+class Ended(StrEnum):
+    """Why the guard stopped watching."""
+
+    EXIT = "exit"
+    FLOOR = "floor"
+    SLOPE = "slope"  # above the floor, and falling too fast to wait for it
+    BLIND = "blind"  # available memory could not be read any more
+    TIME = "time"
+    ASKED = "asked"
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a container's client starts: it is its daemon's child, and is killed by its name or id."""
+
+    runtime: tuple[str, ...]  # docker, podman, or a path to one
+    name: str
+    cidfile: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a measurement ended.
-
-    status: done (it delivered a result), refused (not started), killed (under the floor),
-    timeout, crashed (it ended without a result).  why: the sentence for people.
-    result: the child's answer.  stages: its reports, in order.  stderr: its last lines.
-    lowest: the least available memory seen while it ran.  seconds: how long it ran.
-    garbage: lines it wrote that are no JSON object.
-    """
+    """How a measurement ended."""
 
     status: Status
-    why: str
-    result: dict[str, Any] | None
-    stages: tuple[dict[str, Any], ...]
-    stderr: str
-    lowest: int | None
-    seconds: float
+    why: str  # for people
+    result: dict[str, Any] | None  # the child's answer
+    stages: tuple[dict[str, Any], ...]  # its reports, in order
+    stderr: str  # its last lines
+    lowest: int | None  # the least available memory seen while it ran, bytes
+    seconds: float  # how long it ran
     exit_code: int | None
-    garbage: int = 0
+    garbage: int = 0  # lines it printed that are no JSON object
+    killed_in: float | None = None  # seconds from the look that saw the floor crossed until nobody was left
+    left: int = 0  # processes that would not die
 
     @property
     def last_stage(self) -> str:
         """The last stage the child reported."""
         return str(self.stages[-1].get("stage", "")) if self.stages else "before its first report"
-
-
-def default_floor(unified: bool) -> int:
-    """The floor where nobody chose one."""
-    return UNIFIED_FLOOR if unified else DISCRETE_FLOOR
 
 
 def refusal(limits: Limits, available: int | None) -> str | None:
@@ -116,33 +124,42 @@ def run(
     report: Callable[[dict[str, Any]], None] | None = None,
     environment: Mapping[str, str] | None = None,
     until: Callable[[], bool] | None = None,
+    container: Container | None = None,
 ) -> Outcome:
-    """Run `command` in its own process group; `request` is its standard input, one JSON line.
+    """Run `command` in its own session; `request` is its standard input, one JSON line.
 
-    The child writes JSON objects, one a line: {"stage": ...} as it goes and {"result": ...}
-    last.  `report` is called with every stage.  Once `until` says so the child is ended.
-    Never raises for what the child does, and never returns while a process of its tree is alive.
+    The child prints JSON objects, one a line: {"stage": ...} as it goes and {"result": ...} last.  `report` is called
+    with every stage.  Once `until` says so the child is ended.  container: killed with it.
+    Never raises for what the child does, and never returns while a process of its tree is alive but for those that
+    `Outcome.left` counts.
     """
-    said_no = refusal(limits, available())
-    if said_no is not None:
-        return Outcome(Status.REFUSED, f"not started: {said_no}", None, (), "", None, 0.0, None)
+    before = available()
+    reason = refusal(limits, before)
+    if reason is not None:
+        return Outcome(Status.REFUSED, f"not started: {reason}", None, (), "", None, 0.0, None)
     start = time.monotonic()
-    child = subprocess.Popen(
-        list(command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=dict(environment) if environment is not None else None,
-    )
-    ears, tree = _Ears(child, report), _Tree(child)
+    child = _Child(command, environment, container)
+    ears = _Ears(child.keeper, report)
     try:
-        _ask(child, request)
-        ended, lowest = _watch(tree, limits, available, start, until)
+        child.ask(request)
+        ended, lowest, killed_in = _watch(child, limits, available, start, until, before or 0)
     finally:
-        tree.end(grace=0.0)
+        child.kill()
         ears.close()
-    return _outcome(child, ears, limits, ended, lowest, time.monotonic() - start)
+    return _outcome(child, ears, limits, ended, lowest, time.monotonic() - start, killed_in)
+
+
+def wait_until_back(
+    before: int | None, available: Callable[[], int | None] = system.available, seconds: float = BACK_SECONDS
+) -> int:
+    """Wait until what was available before a measurement is available again; the bytes that did not come back."""
+    until, pause, now = time.monotonic() + seconds, 0.02, available()
+    while before is not None and now is not None and now + BACK_WITHIN < before:
+        if time.monotonic() > until:
+            return before - now
+        time.sleep(pause)
+        pause, now = min(2 * pause, 1.0), available()
+    return 0
 
 
 class _Ears:
@@ -196,97 +213,172 @@ class _Ears:
             self.garbage += 1
 
 
-def _ask(child: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
-    # Its input stays open: the worker ends itself when we, and with us the pipe, are gone.
-    assert child.stdin is not None
-    with contextlib.suppress(OSError):
-        child.stdin.write(json.dumps(request).encode() + b"\n")
-        child.stdin.flush()
+class _Child:
+    """The command below its keeper."""
 
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None, container: Container | None
+    ) -> None:
+        mine, theirs = os.pipe()
+        about = "" if container is None else json.dumps({**vars(container), "runtime": list(container.runtime)})
+        self.keeper = subprocess.Popen(
+            [sys.executable, *KEEPER, str(theirs), about, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=(theirs,),
+            env=dict(environment) if environment is not None else None,
+        )
+        os.close(theirs)
+        self._status, self._buffer = mine, b""
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.left = 0
 
-class _Tree:
-    """A child and all that it ever started, as far as ten looks a second see."""
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Hand the request over.  The input stays open: the worker ends itself when the pipe is gone."""
+        assert self.keeper.stdin is not None
+        with contextlib.suppress(OSError):
+            self.keeper.stdin.write(json.dumps(request).encode() + b"\n")
+            self.keeper.stdin.flush()
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
-        self.seen: dict[int, float] = {}
-
-    def look(self) -> None:
-        """Note who is there now; whoever's parent ends later is not lost."""
-        self.seen.update(processes.descendants([self.child.pid, *self.seen]))
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process group and to everyone noted."""
-        self.look()
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child.pid, number)
-        for pid, started in self.seen.items():
-            if processes.is_running(pid, started):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-
-    def end(self, grace: float, floor: int = 0, available: Callable[[], int | None] | None = None) -> None:
-        """Ask everyone to end, wait `grace` seconds with an eye on memory, then kill."""
-        if grace and self.child.poll() is None:
-            self.signal(signal.SIGTERM)
-            deadline = time.monotonic() + grace
-            while time.monotonic() < deadline and self.child.poll() is None:
-                now = available() if available is not None else None
-                if now is not None and now < floor:
-                    break
-                time.sleep(POLL_SECONDS)
-        self.signal(_KILL)
+    def ended(self, seconds: float) -> bool:
+        """Whether the child ended within that time; its keeper sees to the others then."""
+        if not self._hear(seconds):
+            return False
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.child.wait(timeout=10.0)
-        if self.child.stdin is not None:
+            self.keeper.wait(timeout=END_SECONDS)
+        return True
+
+    def stop(self) -> None:
+        """Ask the child's process group to end."""
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the child's process group at once, then whoever is left: the keeper looks for them."""
+        if self.keeper.poll() is None:
+            if self.pid is None:
+                self._hear(0.0)
+            self._signal_group(signal.SIGKILL)
             with contextlib.suppress(OSError):
-                self.child.stdin.close()
+                self.keeper.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.keeper.wait(timeout=END_SECONDS)
+        while self._hear(0.0):
+            pass
+        assert self.keeper.stdin is not None
+        with contextlib.suppress(OSError):
+            self.keeper.stdin.close()
+        if self._status >= 0:
+            os.close(self._status)
+            self._status = -1
+
+    def _signal_group(self, number: int) -> None:
+        if self.pid is not None and self.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _hear(self, seconds: float) -> bool:
+        """Read what the keeper says; True once it has said how the child ended, or is gone."""
+        if self._status < 0:
+            return False
+        ready, _, _ = select.select([self._status], [], [], seconds)
+        if not ready:
+            return False
+        piece = os.read(self._status, 65536)
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "pid" in told:
+                self.pid = int(told["pid"])
+            else:
+                self.code, self.left = told["exit"], int(told["left"])
+                return True
+        if not piece:
+            os.close(self._status)
+            self._status = -1
+        return not piece
 
 
 def _watch(
-    tree: _Tree,
+    child: _Child,
     limits: Limits,
     available: Callable[[], int | None],
     start: float,
-    until: Callable[[], bool] | None = None,
-) -> tuple[str, int | None]:
-    """Wait for the end; the reason for it and the least memory seen."""
+    until: Callable[[], bool] | None,
+    before: int,
+) -> tuple[Ended, int | None, float | None]:
+    """Wait for the end: its reason, the least memory seen, and the seconds that a kill took, from the look on."""
     lowest: int | None = None
+    slope = _Slope()
     while True:
-        now = available()
+        now, at = available(), time.monotonic()
         if now is not None:
             lowest = now if lowest is None else min(lowest, now)
         if now is None or now < limits.floor:
-            tree.end(grace=0.0)
-            return ("blind" if now is None else "floor"), lowest
-        if time.monotonic() - start > limits.seconds:
-            tree.end(GRACE_SECONDS, limits.floor, available)
-            return "time", lowest
+            child.kill()
+            return (Ended.BLIND if now is None else Ended.FLOOR), lowest, time.monotonic() - at
+        falls = slope.of(now, at)
+        # Within its predicted peak it stops by itself; beyond that nobody knows where it stops.
+        if before - now > limits.peak + OVER_PEAK and now < falls * SLOPE_SECONDS:
+            child.kill()
+            return Ended.SLOPE, lowest, time.monotonic() - at
+        if at - start > limits.seconds:
+            child.stop()
+            deadline = at + GRACE_SECONDS
+            while time.monotonic() < deadline and not child.ended(POLL_SECONDS):
+                now = available()
+                if now is None or now < limits.floor:
+                    break
+            child.kill()
+            return Ended.TIME, lowest, None
         if until is not None and until():
-            tree.end(grace=0.0)
-            return "asked", lowest
-        tree.look()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            tree.child.wait(timeout=POLL_SECONDS)
-            return "exit", lowest
+            child.kill()
+            return Ended.ASKED, lowest, None
+        if child.ended(POLL_SECONDS):
+            return Ended.EXIT, lowest, None
+
+
+class _Slope:
+    """How fast available memory falls: bytes a second, over the last second."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def of(self, now: int, at: float) -> float:
+        """The fall from the highest figure of the last second, a second at least."""
+        self._seen.append((at, now))
+        while self._seen[0][0] < at - 1.0:
+            self._seen.popleft()
+        return max(size for _, size in self._seen) - now
 
 
 def _outcome(
-    child: subprocess.Popen[bytes], ears: _Ears, limits: Limits, ended: str, lowest: int | None, seconds: float
+    child: _Child,
+    ears: _Ears,
+    limits: Limits,
+    ended: Ended,
+    lowest: int | None,
+    seconds: float,
+    killed_in: float | None,
 ) -> Outcome:
     where = str(ears.stages[-1].get("stage", "")) if ears.stages else "before its first report"
-    code = child.returncode
-    if ended == "floor":
-        status, why = (
-            Status.KILLED,
-            (f"killed at {where!r}: {short(lowest or 0)} available, under the floor of {short(limits.floor)}"),
+    code = child.code
+    if ended is Ended.FLOOR:
+        status = Status.KILLED
+        why = f"killed at {where!r}: {short(lowest or 0)} available, under the floor of {short(limits.floor)}"
+    elif ended is Ended.SLOPE:
+        status = Status.KILLED
+        why = (
+            f"killed at {where!r}: {short(lowest or 0)} available and falling by more than that a second, past its "
+            f"predicted peak of {short(limits.peak)}"
         )
-    elif ended == "blind":
+    elif ended is Ended.BLIND:
         status, why = Status.KILLED, f"killed at {where!r}: available memory could no longer be read"
-    elif ended == "time":
+    elif ended is Ended.TIME:
         status, why = Status.TIMEOUT, f"ended at {where!r}: past its limit of {limits.seconds:g} s"
-    elif ended == "asked":
+    elif ended is Ended.ASKED:
         status, why = Status.DONE, "ended when it was asked to"
     elif code == 0 and ears.result is not None:
         status, why = Status.DONE, "done"
@@ -294,9 +386,12 @@ def _outcome(
         status, why = Status.CRASHED, f"crashed at {where!r}: {_exit_text(code)}"
         if ears.garbage:
             why += f"; {ears.garbage} lines it wrote are no JSON object"
+    if child.left:
+        why += f"; {child.left} of its processes did not die"
     return Outcome(
-        status, why, ears.result, tuple(ears.stages), "\n".join(ears.stderr), lowest, seconds, code, ears.garbage
-    )
+        status, why, ears.result, tuple(ears.stages), "\n".join(ears.stderr), lowest, seconds, code, ears.garbage,
+        killed_in, child.left,
+    )  # fmt: skip
 
 
 def _exit_text(code: int | None) -> str:

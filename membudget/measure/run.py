@@ -17,6 +17,7 @@ from membudget.budgets.budget import Budget
 from membudget.errors import MembudgetError
 from membudget.host import nvidia_smi, system
 from membudget.host import shared as host
+from membudget.host.limits import default_floor
 from membudget.machines import Machine
 from membudget.measure import guard, lock
 from membudget.measure.comparison import Comparison
@@ -62,7 +63,7 @@ def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
     settings, machine = settings or Settings(), plan.budget.machine
     # The CPU is this machine's own memory, and but for a Spark no driver hangs when it runs out.
     shared = (machine.unified and plan.device != "cpu") or host.shares_memory()
-    floor = guard.default_floor(shared) if settings.floor is None else settings.floor
+    floor = default_floor(shared) if settings.floor is None else settings.floor
     seconds = SECONDS_CPU if plan.device == "cpu" else SECONDS
     return guard.Limits(plan.peak + PROCESS, floor, floor, seconds, process=PROCESS)
 

@@ -30,6 +30,7 @@ from membudget.engines.vllm.versions import DEFAULT
 from membudget.errors import MembudgetError
 from membudget.host import shared as host
 from membudget.host import system
+from membudget.host.limits import default_floor
 from membudget.measure import guard, lock
 from membudget.measure.comparison import Comparison, Row, Unit, judged
 from membudget.measure.run import free_on_card
@@ -273,7 +274,7 @@ def limits(made: Serving) -> guard.Limits:
     """What the server's process group may do.  A card's own memory is not the host's: vLLM checks that itself."""
     machine = made.budget.machine
     cpu = machine.platform == "cpu"
-    floor = guard.default_floor((machine.unified and not cpu) or host.shares_memory())
+    floor = default_floor((machine.unified and not cpu) or host.shares_memory())
     peak = _claim_here(made)[0] if machine.unified or cpu else CPU_PROCESSES
     return guard.Limits(peak, floor, floor, SECONDS_CPU if cpu else SECONDS)
 
