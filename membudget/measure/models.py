@@ -69,8 +69,8 @@ def checkpoint_model(path: str, dtype: str, device: str, attention: str) -> Any:
     return model.eval()
 
 
-def fake_model(config: Any, dtype: str, attention: str, mode: Any) -> Any:
-    """The model in `mode` (a FakeTensorMode): real shapes and dtypes on the CPU, no bytes.
+def fake_model(config: Any, dtype: str, attention: str, mode: Any, device: str = "cpu") -> Any:
+    """The model in `mode` (a FakeTensorMode): real shapes and dtypes on a device that need not be there, no bytes.
 
     Built on the meta device first: initialization kernels of a full-size model take minutes,
     and some do not run on fake tensors.
@@ -82,13 +82,13 @@ def fake_model(config: Any, dtype: str, attention: str, mode: Any) -> Any:
             for name, old in list(module._parameters.items()):
                 if old is not None:  # tied tensors stay one
                     if id(old) not in swapped:
-                        new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cpu")
+                        new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
                         swapped[id(old)] = torch.nn.Parameter(new, requires_grad=False)
                     module._parameters[name] = swapped[id(old)]
             for name, old in list(module._buffers.items()):
                 if old is not None:
                     if id(old) not in swapped:
-                        swapped[id(old)] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cpu")
+                        swapped[id(old)] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
                     module._buffers[name] = swapped[id(old)]
     return model
 
