@@ -10,6 +10,7 @@ something differs; 2: no vLLM start-up in it.
 
 from __future__ import annotations
 
+import os
 from argparse import SUPPRESS
 from typing import Any
 
@@ -18,10 +19,11 @@ from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, context, count, share, short_repr, size
 from membudget.engines.vllm.logs.against import Expected
-from membudget.engines.vllm.logs.explain import explain_file
+from membudget.engines.vllm.logs.explain import Explained, explain_file
 from membudget.engines.vllm.logs.given import Given
 from membudget.engines.vllm.options import DECLARED
 from membudget.errors import MembudgetError
+from membudget.units import gib
 
 #: A budget's vLLM flags and what the pool's question calls them.
 _ASKED = {
@@ -31,6 +33,9 @@ _ASKED = {
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "enable_prefix_caching": "prefix_caching",
 }
+#: The kind of `membudget.machines.measured` that --learn writes: an `Entry` of `membudget.engines.vllm.profile`.
+LEARNED = "vllm_profile"
+_PARTS = ("weights", "activation", "non_torch", "cuda_graphs")
 _MOST = 2**40
 #: vLLM's options that take a whole number: their name here, and the short form.
 _COUNTS = (
@@ -70,6 +75,9 @@ def options(parser: Declares) -> None:
     add("--budget", metavar="FILE", help="the budget it ran under: its model and its flags count")
     add("--model", metavar="MODEL", help="hub id, folder or config.json, where the log has a path or no model")
     add("--offline", action="store_true", help="never ask the hub for --model")
+    add("--learn", action="store_true", help="keep what the start took, for the next plan of --machine")
+    add("--machine", metavar="NAME", help="of the start, for --learn; default: the budget's")
+    add("--format", metavar="NAME", help="of the weights, for --learn; default: the budget's, else the config's own")
     add("--vllm-version", metavar="X.Y.Z", help="where the log does not print it")
     add("--tp", "--tensor-parallel-size", dest="tensor_parallel_size", metavar="N", help="where the log has none")
     add("--max-model-len", metavar="N", help="where the log does not print it")
@@ -95,7 +103,43 @@ def run(args: Arguments) -> Result:
         found = explain_file(args.file, given)
     except OSError as error:
         raise InputError(f"{short_repr(args.file)}: cannot be read: {error.strerror or error}") from None
-    return Result(0 if found.good else 1, found.document, lambda: found.text)
+    notes = _learn(args, found) if args.learn else []
+    return Result(0 if found.good else 1, found.document, lambda: "\n\n".join([found.text, *notes]))
+
+
+def _learn(args: Arguments, found: Explained) -> list[str]:
+    """Keep what each start took with its machine: one sentence an engine, and ``learned`` in its document."""
+    from membudget import formats, machines
+    from membudget.engines.vllm.profile import learn
+    from membudget.machines import measured
+
+    budget = _budget(args.budget)[0] if args.budget else None
+    name = args.machine or (budget.machine_name if budget else None)
+    if name is None:
+        raise InputError("--learn: pass --machine NAME, the machine of this log")
+    machine = machines.get(name)
+    notes = []
+    for (log, model), document in zip(found.engines, found.document, strict=True):
+        if model is None:
+            raise InputError("--learn: the model is not known; pass --model")
+        if args.format is not None:
+            form = formats.get(args.format)
+        else:
+            form = budget.format if budget else formats.of_config(model.config)
+        entry = learn(log, model, form, machine, when=_date(args.file), source=os.path.basename(args.file)).as_json()
+        path = measured.add(machine.name, LEARNED, entry)
+        document["learned"] = entry
+        parts = [f"{part} {gib(entry[part], 2)}" for part in _PARTS if entry[part] is not None]
+        notes.append(f"learned for {machine.name}: {', '.join(parts)} ({path})")
+    return notes
+
+
+def _date(path: str) -> str:
+    """The day of a log, as 2026-05-04; today's for the standard input."""
+    from datetime import UTC, datetime
+
+    when = datetime.now(UTC) if path == "-" else datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
+    return when.strftime("%Y-%m-%d")
 
 
 def _option(name: str) -> str:

@@ -38,6 +38,8 @@ class Explained:
     document: list[dict[str, Any]]
     #: One screen an engine.
     text: str
+    #: Each engine, and its model where that is known.
+    engines: tuple[tuple[EngineLog, Model | None], ...]
 
 
 _NOTHING_GIVEN = Given()
@@ -59,13 +61,15 @@ def explain_file(path: str, given: Given = _NOTHING_GIVEN) -> Explained:
     documents: list[dict[str, Any]] = []
     texts: list[str] = []
     good = True
+    found = []
     for index, log in enumerate(engines):
         model, compared = _compared(log, given)
+        found.append((log, model))
         documents.append(as_json(log, compared, model))
         head = [f"engine {index + 1} of {len(engines)}"] if len(engines) > 1 else []
         texts.append("\n".join(head + explain(log, compared, model)))
         good = good and documents[-1]["verdict"]["status"] is Status.STARTED and not documents[-1]["differences"]
-    return Explained(good, documents, "\n\n".join(texts))
+    return Explained(good, documents, "\n\n".join(texts), tuple(found))
 
 
 def _compared(log: EngineLog, given: Given) -> tuple[Model | None, Compared]:
