@@ -135,7 +135,7 @@ def _end_all(child: int, code: int | None) -> tuple[int, int | None]:
 
 
 def _kill_container(container: dict[str, Any]) -> None:
-    """End what the client's daemon runs: it is no child of ours, and a client that is killed leaves it running.
+    """End what the client's daemon runs: it is not a child of ours, and a client that is killed leaves it running.
 
     By the id that the client wrote, else by its name: a client may be killed before it writes.
     """

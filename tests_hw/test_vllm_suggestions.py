@@ -9,7 +9,7 @@ import pytest
 
 from membudget.engines.vllm.logs.compare import compare
 from membudget.engines.vllm.logs.log import parse_file
-from membudget.engines.vllm.logs.remedies import remedies
+from membudget.engines.vllm.logs.suggestions import suggestions
 from membudget.model import build
 from tests_hw.test_vllm_engine import TINY, vllm_python  # noqa: F401  (a fixture)
 from tests_hw.vllm_engine import run_forks
@@ -34,7 +34,7 @@ def case(name: str, model: str, engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(engine: dict[str, Any], text: str) -> dict[str, Any]:
-    """The settings with a remedy's flag in place."""
+    """The settings with a suggestion's flag in place."""
     words = text.removeprefix("leave out ").split()
     key = words[0].lstrip("-").replace("-", "_")
     left = {name: value for name, value in engine.items() if name != key}
@@ -43,7 +43,7 @@ def changed(engine: dict[str, Any], text: str) -> dict[str, Any]:
     return {**left, key: float(words[1]) if "." in words[1] else int(words[1])}
 
 
-def test_each_remedy_starts(vllm_python: str, tmp_path: Path) -> None:  # noqa: F811
+def test_each_suggestion_starts(vllm_python: str, tmp_path: Path) -> None:  # noqa: F811
     """A length, a pool's bytes, no override: each alone makes vLLM start what it refused."""
     refused = {name: case(name, *given) for name, given in REFUSED.items()}
     started = run_forks(vllm_python, list(refused.values()), tmp_path / "refused")
@@ -52,16 +52,16 @@ def test_each_remedy_starts(vllm_python: str, tmp_path: Path) -> None:  # noqa: 
     for name, (model, engine) in REFUSED.items():
         assert "error" in started[name], f"{name}: vLLM starts it"
         (log,) = parse_file(str(tmp_path / "refused" / f"{name}.log"))
-        cures = [cure.text for cure in remedies(log, compare(log, build(TINY[model], model)))]
-        assert cures, f"{name}: {started[name]['error']}"
-        shares += [text for text in cures if "utilization" in text]
+        found = [each.text for each in suggestions(log, compare(log, build(TINY[model], model)))]
+        assert found, f"{name}: {started[name]['error']}"
+        shares += [text for text in found if "utilization" in text]
         # a share of this machine's memory is not taken here: others use it as well
         tried += [
             case(f"{name}, {text}", model, changed(engine, text))
-            for text in cures
+            for text in found
             if "utilization" not in text and not text.startswith("free ")
         ]
     assert len(tried) >= 4, tried
     assert shares, "no share was named for a machine of which not all is free"
-    found = run_forks(vllm_python, tried, tmp_path / "cured")
-    assert {name: line["error"] for name, line in found.items() if "error" in line} == {}
+    started = run_forks(vllm_python, tried, tmp_path / "cured")
+    assert {name: line["error"] for name, line in started.items() if "error" in line} == {}
