@@ -217,17 +217,17 @@ def _carve(
     most = max(length, longest_of(q.model.config, r.version).most)
     longest = longest_that_fits(demand, checked, most)
     fitting = min(longest, length)
-    error = None
+    error = refusal = None
     if q.max_model_len == -1:
         if r.version < (0, 14, 0):
             raise PoolError(f"max_model_len -1 does not exist in vLLM {r.name} (since 0.14.0)")
         if fitting == 0:
-            error = derive.cannot_fit()
+            error, refusal = derive.cannot_fit(), "cannot_fit"
         else:
             length = fitting
             why.append(f"max_model_len {length:,}: the longest request that fits (kv_cache_utils.py, auto-fit)")
     if error is None:
-        error = _refusal(r, demand, checked, length)
+        error, refusal = _refusal(r, demand, checked, length)
     per_request = demand.blocks(length)
     concurrency = blocks / per_request
     smallest = min(each.spec.block for each in groups)
@@ -275,6 +275,7 @@ def _carve(
         longest=longest,
         starts=error is None,
         error=error,
+        refusal=refusal,
         why=tuple(why),
     )
 
@@ -286,16 +287,16 @@ _TOKENS = {
 }
 
 
-def _refusal(r: Rules, demand: Demand, checked: Sequence[int], length: int) -> str | None:
-    """vLLM's words for the first stage that cannot hold one request, or None when all can."""
+def _refusal(r: Rules, demand: Demand, checked: Sequence[int], length: int) -> tuple[str | None, str | None]:
+    """vLLM's words for the first stage that cannot hold one request and their code, or None when all can."""
     for stage, have in enumerate(checked):
         if have <= 0:
-            return derive.no_memory(r)
+            return derive.no_memory(r), "no_memory"
         needed = demand.bytes(stage, length)
         if needed > have:
             alone = longest_that_fits(demand, checked, length, only=stage)
-            return derive.too_long(r, length, needed, have, alone)
-    return None
+            return derive.too_long(r, length, needed, have, alone), "too_long"
+    return None, None
 
 
 def _closing(
@@ -349,5 +350,6 @@ def _attention_free(
         longest=length,
         starts=True,
         error=None,
+        refusal=None,
         why=tuple(why),
     )

@@ -94,7 +94,7 @@ class Pool(NamedTuple):
     request_len: tokens of the request it was planned for (--max-model-len).
     max_model_len: the longest request that fits, at most request_len; 0 when none does: where vLLM refuses,
     its "estimated maximum model length".  longest: the same up to the model's own maximum.
-    starts: whether vLLM starts.  error: its refusal in its words, or None.
+    starts: whether vLLM starts.  error: its refusal in its words, or None; refusal: its code.
     stages: bytes_per_block of every pipeline stage.  used: bytes that the blocks take on the widest stage.
     """
 
@@ -122,6 +122,7 @@ class Pool(NamedTuple):
     starts: bool
     error: str | None
     why: tuple[str, ...]
+    refusal: str | None = None
 
     @property
     def used(self) -> int:
