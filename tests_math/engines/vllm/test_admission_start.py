@@ -6,6 +6,7 @@ fixtures/oracle/start.json: tools/golden_start.py.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,6 @@ def test_says_what_vllm_says(row: list[Any]) -> None:
 @pytest.mark.parametrize("row", [row for row in ASKED["rows"] if row[2]], ids=lambda row: f"{row[0]}-{row[2][:40]}")
 def test_a_remedy_starts(row: list[Any]) -> None:
     """Each remedy alone makes the refusal go away; every refusal of a setting has one."""
-    from dataclasses import replace
-
     question, pool = asked_as(row[0], row[1])
     (refusal,) = starts(question, pool, rules("0.32.0"))
     names = {
@@ -109,10 +108,10 @@ def test_a_remedy_starts(row: list[Any]) -> None:
     }
     assert refusal.remedies
     for name, value in refusal.remedies:
+        change: dict[str, Any] = {names.get(name, name): value}
         if name == "enforce_eager":
-            other = replace(question, full_graphs=False)
-        else:
-            other = replace(question, **{names.get(name, name): value})
+            change = {"full_graphs": False}
+        other = replace(question, **change)
         assert refusal.rule not in [each.rule for each in starts(other, pool, rules("0.32.0"))], name
 
 
