@@ -18,6 +18,7 @@ from membudget.budgets.fields import (
     Share,
     Size,
     Text,
+    Tokens,
 )
 from membudget.budgets.schema import documented
 
@@ -31,6 +32,7 @@ TYPES: dict[type[Kind], str] = {
     Share: "share",
     Size: "size",
     Text: "text",
+    Tokens: "tokens",
 }
 TARGET = Path(__file__).parents[1] / "docs" / "budgets.md"
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from membudget.budgets import tolerance
 from membudget.text.yaml_strict import Node, Problem
-from membudget.units import UnitError, parse_bytes, parse_count
+from membudget.units import UnitError, parse_bytes, parse_context, parse_count
 
 #: Returned where a node was refused; the problem is in the reader.
 REFUSED: Any = object()
@@ -117,18 +117,22 @@ class Boolean(Kind):
 class Count(Kind):
     """A whole number of tokens, users, blocks: 8192, 8_192, 8Ki."""
 
+    #: How a count is written.
+    pattern, example = tolerance.COUNT, "8192, 8_192 or 8Ki"
+    number = staticmethod(parse_count)
+
     def __init__(self, low: int = 1, high: int = 2**30) -> None:
         self.low, self.high = low, high
-        self.allowed = f"a whole number from {low:,} to {high:,}, like 8192, 8_192 or 8Ki"
+        self.allowed = f"a whole number from {low:,} to {high:,}, like {self.example}"
 
     def value(self, node: Node, path: str, reader: Reader) -> Any:
         """An int within the bounds."""
         value = node.value
-        if isinstance(value, str) and re.fullmatch(tolerance.COUNT, value):
-            value = parse_count(value)
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
+            value = self.number(value)
         elif isinstance(value, str):
             try:
-                parse_count(value)
+                self.number(value)
             except UnitError as error:
                 return reader.refuse(node, path, self._with_allowed(str(error)))
             return self._wrong(node, path, reader)
@@ -141,9 +145,16 @@ class Count(Kind):
         return {
             "anyOf": [
                 {"type": "integer", "minimum": self.low, "maximum": self.high},
-                {"type": "string", "pattern": anchored(tolerance.COUNT)},
+                {"type": "string", "pattern": anchored(self.pattern)},
             ]
         }
+
+
+class Tokens(Count):
+    """A length in tokens: as a count, and 8k means 8,192, as on the command line and in models' names."""
+
+    pattern, example = tolerance.COUNT.replace("Ki|Mi", "Ki|Mi|k|K"), "8192, 8Ki or 8k"
+    number = staticmethod(parse_context)
 
 
 class Size(Kind):

@@ -22,6 +22,7 @@ from membudget.budgets.fields import (
     Reader,
     Size,
     Text,
+    Tokens,
 )
 from membudget.budgets.settings import declared
 from membudget.budgets.tolerance import Tolerance, parse
@@ -109,7 +110,7 @@ _BREAK = Fields(
         ),
         "attention": Field(Choice("sdpa", "eager"), "Attention of this forward.", "eager", default="sdpa"),
         "logits": Field(Choice("last", "every"), "Logits of this forward.", "every", default="last"),
-        "ctx": Field(Count(1, MAX_CTX), "Tokens of the prompt.", "16Ki", default="the budget's ctx"),
+        "ctx": Field(Tokens(1, MAX_CTX), "Tokens of the prompt.", "16Ki", default="the budget's ctx"),
         "users": Field(Count(1, MAX_USERS), "Prompts at once.", "1", default="1"),
         "expect": Field(
             Fields(
@@ -152,7 +153,7 @@ BUDGET = Fields(
             "bf16",
             default="auto: the model's own",
         ),
-        "ctx": Field(Many(Count(1, MAX_CTX)), "Tokens of context that every user has.", "[8Ki, 32Ki]", required=True),
+        "ctx": Field(Many(Tokens(1, MAX_CTX)), "Tokens of context that every user has.", "[8Ki, 32Ki]", required=True),
         "users": Field(Many(Count(1, MAX_USERS)), "Users at once, each at the full context.", "8", required=True),
         "machine": Field(
             Many(

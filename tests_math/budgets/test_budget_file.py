@@ -158,7 +158,7 @@ def test_lists_expand_to_a_product_with_readable_ids() -> None:
         ("users: 8", "user: 8", 5, "user: unknown field; allowed in a budget: why, model"),
         ("users: 8", "user: 8", 5, "did you mean users?"),
         ("users: 8\n", "", 1, "users: it is missing; allowed: a whole number from 1"),
-        ("ctx: 8Ki", "ctx: 32k", 4, "ctx: '32k' has two readings: write 32Ki for 32,768 or 32,000 in full"),
+        ("users: 8", "users: 32k", 5, "users: '32k' has two readings: write 32Ki for 32,768 or 32,000 in full"),
         ("ctx: 8Ki", "ctx: 8,192", 4, "ctx: '8,192' is refused"),
         ("ctx: 8Ki", "ctx: [8Ki, 8192]", 4, "ctx[1]: 8192 is in the list twice"),
         ("users: 8", "users: 8\nceiling: 40", 6, "ceiling: 40 has no unit: write 40 GiB, 40 GB or 40 B"),
@@ -195,9 +195,15 @@ def test_errors_name_line_field_and_what_is_allowed(old: str, new: str, line: in
     assert f"b.yaml:{line}: " in file.error
 
 
+def test_a_context_is_read_as_the_command_line_reads_it() -> None:
+    """8k and 8Ki are 8,192 tokens; users have no such letter, which some would read as 1,000."""
+    assert _one(GOOD.replace("8Ki", "8k")).ctx == _one(GOOD).ctx == 8192
+    assert "two readings" in _read(GOOD.replace("users: 8", "users: 8k")).error
+
+
 def test_all_errors_of_a_file_are_reported_in_order() -> None:
     """One round of corrections is enough."""
-    text = GOOD.replace("bf16", "010").replace("8Ki", "8k").replace("users: 8", "usrs: 8")
+    text = GOOD.replace("bf16", "010").replace("8Ki", "8kB").replace("users: 8", "usrs: 8")
     assert [problem.line for problem in _read(text).problems] == [1, 2, 3, 4, 5]
     text = GOOD.replace("format: bf16", "format: bf61").replace("rtx-4090", "rtx-4091")
     assert [problem.line for problem in _read(text).problems] == [2, 6]

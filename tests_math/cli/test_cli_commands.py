@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from membudget.sources.locate import fixture_ids
 from membudget.units import GIB
@@ -112,14 +113,6 @@ def test_init_check_and_never_overwrite(run: Run, ask: Ask, tmp_path: Path, monk
     assert (broken["field"], broken["predicted"]) == ("params", 8_190_735_360)
 
 
-def test_init_of_a_model_that_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file then says fits: false, and checks."""
-    monkeypatch.chdir(tmp_path)
-    assert run("init", "meta-llama/Llama-3.1-70B", "--machine", "rtx-4090")[0] == 0
-    assert "fits: false" in (tmp_path / "budgets" / "llama-3.1-70b-bf16.rtx-4090.yaml").read_text()
-    assert run("check")[0] == 0
-
-
 @pytest.mark.parametrize("name", ["model dir", "päth", "a: b", 'quo"te', "#x", "1e3", "- x"])
 def test_init_of_a_path_is_readable(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw_config: Callable[[str], Any], name: str
@@ -180,7 +173,7 @@ def test_a_first_budget_of_a_published_quantization_is_the_plan(
 ) -> None:
     """What `init` writes is read again and says the same: a mix that no name stands for is written as none."""
     monkeypatch.chdir(tmp_path)
-    code, written = ask("init", model, "--machine", "b200", "--offline")
+    code, written = ask("init", model, "--machine", "b200", "--offline", "--allow-misfit")
     if code == 2:
         return  # a model that is refused
     _, checked = ask("check", written["file"])
@@ -188,3 +181,31 @@ def test_a_first_budget_of_a_published_quantization_is_the_plan(
     (only,) = checked["budgets"]
     _, plan = ask("plan", model, "--machine", "b200", "--offline")
     assert (only["ok"], only["total"]) == (True, plan["total"])
+
+
+def test_init_freezes_no_misfit_unasked(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does not fit is exit code 1 and no file; --allow-misfit writes `fits: false`."""
+    monkeypatch.chdir(tmp_path)
+    words = ("init", "meta-llama/Llama-3.1-70B", "--machine", "rtx-4090")
+    code, found = ask(*words)
+    assert (code, found["file"], found["fits"]) == (1, None, False)
+    assert not list(tmp_path.rglob("*.yaml"))
+    code, found = ask(*words, "--allow-misfit")
+    assert code == 0
+    assert "fits: false" in Path(found["file"]).read_text(encoding="utf-8")
+    assert ask("check")[0] == 0
+
+
+def test_init_ci_makes_plain_pytest_test_budgets(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workflow and pytest's setting, where there are none; what is there stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    words = ("init", "Qwen/Qwen3-8B", "--machine", "h100", "--ci")
+    assert ask(*words)[0] == 0
+    assert "membudget_budgets = budgets" in Path("pytest.ini").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(Path(".github/workflows/membudget.yml").read_text(encoding="utf-8"))
+    assert [step["run"] for step in workflow["jobs"]["budgets"]["steps"] if "run" in step] == [
+        "python -m pip install membudget",
+        "python -m pytest -m membudget",
+    ]
+    _, found = ask(*words, "--users", "2", "--to", "more")
+    assert "add to pytest's section of pytest.ini: membudget_budgets = more" in found["notes"]

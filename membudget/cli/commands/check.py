@@ -14,7 +14,7 @@ from membudget.cli.commands.common import folder
 from membudget.planning.check import Finding, Verdict
 from membudget.planning.check import check as judged_of
 from membudget.planning.load import load
-from membudget.text.terminal import Terminal
+from membudget.text.terminal import Terminal, table
 from membudget.units import both, short
 
 
@@ -76,36 +76,42 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _text(judged: list[tuple[BudgetFile, list[Verdict]]], failed: int, unread: int) -> str:
+    """What is wrong first, then one table of all, failures first in it."""
     terminal = Terminal.of()
-    names = [verdict.budget.id for _, verdicts in judged for verdict in verdicts]
-    wide = min(max(map(len, names), default=0), 60)
+    every = [verdict for _, verdicts in judged for verdict in verdicts]
     lines: list[str] = []
     for file, verdicts in judged:
         for problem in file.problems:
             lines.append(f"{terminal.paint('ERROR', 'bad', 'bold')}  {problem}")
         for verdict in verdicts:
-            word = terminal.paint("ok   ", "good") if verdict.passed else terminal.paint("FAIL ", "bad", "bold")
-            lines.append(f"{word}  {verdict.budget.id:<{wide}}  {_told(verdict)}".rstrip())
             if verdict.error:
                 lines += terminal.wrap(f"{file.path}:{verdict.budget.line}: {verdict.error}", "       ")
             for finding in verdict.broken:
                 lines += terminal.wrap(f"{file.path}:{finding.line}: {_broken(finding)}", "       ")
-    parts = [f"{len(names) - failed:,} as expected"]
+    if lines and every:
+        lines.append("")
+    if every:
+        shown = sorted(every, key=lambda verdict: verdict.passed)
+        head, *rows = table([("", "budget", "total", "memory", "headroom", ""), *map(_row, shown)], "<<>>><")
+        lines.append(head)
+        for row, verdict in zip(rows, shown, strict=True):
+            word = terminal.paint(row[:4], "good") if verdict.passed else terminal.paint(row[:4], "bad", "bold")
+            lines.append(f"{word}{row[4:]}")
+    parts = [f"{len(every) - failed:,} as expected"]
     if failed:
         parts.append(f"{failed:,} not")
     if unread:
         parts.append(f"{_plural(unread, 'file')} could not be read")
-    text = f"{_plural(len(names), 'budget')} in {_plural(len(judged), 'file')}: {', '.join(parts)}"
+    text = f"{_plural(len(every), 'budget')} in {_plural(len(judged), 'file')}: {', '.join(parts)}"
     return "\n".join([*lines, text])
 
 
-def _told(verdict: Verdict) -> str:
-    ledger = verdict.ledger
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    word, ledger = "ok" if verdict.passed else "FAIL", verdict.ledger
     if ledger is None:
-        return ""
-    left = ledger.headroom
-    free = f"{short(left)} free" if left >= 0 else f"{short(-left)} over"
-    return f"{short(ledger.total)} of {short(ledger.capacity)}, {free}"
+        return word, verdict.budget.id, "", "", "", "cannot be predicted"
+    fits = "fits" if ledger.fits else "does not fit"
+    return word, verdict.budget.id, short(ledger.total), short(ledger.capacity), short(ledger.headroom), fits
 
 
 def _broken(finding: Finding) -> str:

@@ -1,4 +1,8 @@
-"""Write a first budget for a model and a machine, as a file to edit; an existing file is never touched."""
+"""Write a first budget for a model and a machine, as a file to edit; an existing file is never touched.
+
+Exit code 0: written; 1: the model does not fit, and nothing is written unless --allow-misfit says so.
+With --ci a GitHub workflow and pytest's setting are written too: plain `pytest` then tests every budget.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,26 @@ from membudget.report.plan import model_context
 from membudget.sources.locate import Located
 from membudget.units import exact
 
+WORKFLOW = ".github/workflows/membudget.yml"
+#: Runs on every push; nothing here needs a GPU or torch.
+_WORKFLOW = """\
+name: memory budgets
+on: [push, pull_request]
+permissions:
+  contents: read
+jobs:
+  budgets:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v5
+      - uses: actions/setup-python@v6
+        with:
+          python-version: "3.12"
+      - run: python -m pip install membudget
+      - run: python -m pytest -m membudget
+"""
+#: Files in which pytest looks for its configuration, the first that is there.
+_CONFIGURATIONS = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 #: Beside the budgets, for editors that read the modeline.
 SCHEMA = "budgets.schema.json"
 
@@ -44,6 +68,8 @@ def options(parser: Declares) -> None:
     add("--users", metavar="N", default="1", help="sequences at once; default: 1")
     add("--to", metavar="DIR", default="budgets", help="the folder it goes to; default: budgets")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
+    add("--allow-misfit", action="store_true", help="write a budget that does not fit, with `fits: false`")
+    add("--ci", action="store_true", help=f"also write {WORKFLOW} and pytest's setting")
 
 
 def run(args: Arguments) -> Result:
@@ -65,19 +91,44 @@ def run(args: Arguments) -> Result:
     )
     name = unfiled_id(_plain(model.name), form.name, _plain(machine.name), many)
     path = os.path.join(args.to, f"{name}.yaml")
+    if not ledger.fits and not args.allow_misfit:
+        advice = "nothing is written: change what does not fit, or freeze it with --allow-misfit"
+        return Result(
+            1,
+            {"file": None, "fits": False, "verdict": ledger.verdict, "notes": []},
+            lambda: f"{ledger.verdict}\n{advice}",
+        )
     text = _yaml(ledger, _reference(args.model, found, args.to))
     _write(path, text)
     schema = os.path.join(args.to, SCHEMA)
     if not os.path.exists(schema):
         _write(schema, schema_text())
     test = _command(["pytest", "--pyargs", "membudget.tests", f"--membudget-budgets={path}"])
-    notes = available_now(machine, machine.os_reserve)
+    notes = [*available_now(machine, machine.os_reserve), *(_ci(args.to) if args.ci else [])]
     next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
         0,
         {"file": path, "fits": ledger.fits, "verdict": ledger.verdict, "notes": notes},
         lambda: "\n".join([f"wrote {path}", ledger.verdict, *notes, next_steps]),
     )
+
+
+def _ci(folder: str) -> list[str]:
+    """Write the workflow and pytest's setting where there are none; what was done, or is left to do."""
+    notes = []
+    if os.path.exists(WORKFLOW):
+        notes.append(f"{WORKFLOW} exists and stays as it is")
+    else:
+        _write(WORKFLOW, _WORKFLOW)
+        notes.append(f"wrote {WORKFLOW}")
+    setting = f"membudget_budgets = {folder}"
+    there = next((name for name in _CONFIGURATIONS if os.path.exists(name)), None)
+    if there is None:
+        _write("pytest.ini", f"[pytest]\n{setting}\n")
+        notes.append("wrote pytest.ini: plain `pytest` tests every budget")
+    else:
+        notes.append(f"add to pytest's section of {there}: {setting}")
+    return notes
 
 
 def _yaml(ledger: Ledger, model: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budgets.fields import Choice, Count, Field, Fields, Share
+from membudget.budgets.fields import Choice, Count, Field, Fields, Share, Tokens
 from membudget.budgets.settings import Declared, Smaller
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX, SMALL_STEP, SMALLEST_GGUF
 from membudget.machines import MAX_MACHINES
@@ -15,7 +15,7 @@ FIELDS = Fields(
             Share(), "The share of the machine's memory that counts.", "0.85", default="all of it"
         ),
         "max_num_batched_tokens": Field(
-            Count(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
+            Tokens(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
         ),
         "attention": Field(
             Choice("sdpa", "eager"), "Fused attention, or every score in memory.", "sdpa", default="sdpa"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budgets.fields import Count, Field, Fields
+from membudget.budgets.fields import Field, Fields, Tokens
 from membudget.budgets.settings import Declared, Smaller
 from membudget.data.defaults import MAX_CTX, SMALL_STEP, SMALLEST_GGUF
 
@@ -11,7 +11,7 @@ UBATCH = 512
 
 FIELDS = Fields(
     "engine.llama_cpp",
-    {"n_ubatch": Field(Count(1, MAX_CTX), "Tokens that one step takes at most.", "512", default="512")},
+    {"n_ubatch": Field(Tokens(1, MAX_CTX), "Tokens that one step takes at most.", "512", default="512")},
 )
 
 DECLARED = Declared(

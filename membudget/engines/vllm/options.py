@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budgets.fields import Boolean, Count, Field, Fields, Share, Size
+from membudget.budgets.fields import Boolean, Count, Field, Fields, Share, Size, Tokens
 from membudget.budgets.settings import Declared, Smaller
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX, MAX_USERS, SMALL_STEP, SMALLEST_GGUF
 from membudget.machines import MAX_MACHINES
@@ -22,9 +22,11 @@ FIELDS = Fields(
             default="all of it",
         ),
         "max_num_batched_tokens": Field(
-            Count(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
+            Tokens(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
         ),
-        "max_model_len": Field(Count(1, MAX_CTX), "vLLM's flag, for its pool; the arithmetic does not use it.", "32Ki"),
+        "max_model_len": Field(
+            Tokens(1, MAX_CTX), "vLLM's flag, for its pool; the arithmetic does not use it.", "32Ki"
+        ),
         "max_num_seqs": Field(Count(1, MAX_USERS), "vLLM's flag, for its pool; the arithmetic does not use it.", "256"),
         "block_size": Field(Count(1, 2**20), "Tokens in a block, for its pool; the arithmetic does not use it.", "16"),
         "kv_cache_memory_bytes": Field(Size(), "Fixes the pool's size; the arithmetic does not use it.", "8 GiB"),
