@@ -91,7 +91,7 @@ class Engine:
             {
                 "vllm_config": config,
                 "kv_cache_config": pool,
-                "structured_output_manager": MagicMock(),
+                "structured_output_manager": MagicMock(**{"should_advance.return_value": False}),
                 "log_stats": False,
                 "block_size": block,
                 "hash_block_size": hashed,
