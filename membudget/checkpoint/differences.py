@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from membudget.checkpoint.entries import Checkpoint, StoredTensor
+from membudget.checkpoint.entries import MAX_TENSORS, Checkpoint, CheckpointError, StoredTensor
 from membudget.checkpoint.roles import PACKED, beside, canonical, layer_of, module, role_of
 from membudget.formats import Format
 from membudget.formats.gguf_names import named
@@ -83,6 +83,10 @@ def compare(checkpoint: Checkpoint, model: Model, form: Format | None = None) ->
     form: the weight format, if the packed tensors' own shapes are to be compared too
         (`membudget.formats.of_config`); without it a packed weight counts as present.
     """
+    names = sum(tensor.copies for tensor in model.tensors if "*" in tensor.name) + len(model.tensors)
+    if names > MAX_TENSORS * 4:
+        what = f"the config describes {names:,} tensors, and no checkpoint has more than {MAX_TENSORS:,}"
+        raise CheckpointError(checkpoint.source, None, what)
     expected = {canonical(item.name): item for item in _expected(checkpoint, model, form)}
     left: list[StoredTensor] = []
     unused: dict[str, list[StoredTensor]] = {}

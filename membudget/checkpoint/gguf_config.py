@@ -58,10 +58,8 @@ def _common(k: Keys) -> Raw:
 
 
 def _attention(k: Keys) -> Raw:
-    heads = k.integer("attention.head_count")
+    heads = k.count("attention.head_count")
     hidden = k.integer("embedding_length")
-    if not heads:
-        raise k.error("attention.head_count", "is 0")
     key = k.integer("attention.key_length", hidden // heads)
     value = k.integer("attention.value_length", hidden // heads)
     if key != value:
@@ -155,16 +153,16 @@ def _gated_delta(model_type: str, *, moe: bool) -> Callable[[Keys], Raw]:
 
     def make(k: Keys) -> Raw:
         listed = k.value("attention.recurrent_layers")
-        period = k.integer("full_attention_interval", 4)
+        period = k.count("full_attention_interval", 4)
         if listed is None:
             linear = [(layer + 1) % period != 0 for layer in range(k.layers)]
         else:
             linear = [bool(item) for item in k.each("attention.recurrent_layers")]
-        value_heads = k.integer("ssm.time_step_rank")
+        value_heads = k.count("ssm.time_step_rank")
         heads = k.each("attention.head_count_kv")
         raw = {
             "model_type": model_type,
-            "num_attention_heads": k.integer("attention.head_count"),
+            "num_attention_heads": k.count("attention.head_count"),
             "num_key_value_heads": max(heads),
             "head_dim": k.integer("attention.key_length"),
             "attention_bias": False,
@@ -213,7 +211,7 @@ def _gemma4(k: Keys) -> Raw:
     experts = k.integer("expert_count", 0)
     raw = {
         "model_type": "gemma4_text",
-        "num_attention_heads": k.integer("attention.head_count"),
+        "num_attention_heads": k.count("attention.head_count"),
         "num_key_value_heads": next(iter(local or wide)),
         "num_global_key_value_heads": next(iter(wide or local)),
         "head_dim": k.integer("attention.key_length_swa", k.integer("attention.key_length")),
@@ -313,6 +311,8 @@ def _lfm2(k: Keys) -> Raw:
     if not any(heads):
         raise k.error("attention.head_count_kv", "is 0 in every layer")
     hidden, queries = k.integer("embedding_length"), max(k.each("attention.head_count"))
+    if not queries:
+        raise k.error("attention.head_count", "is 0 in every layer")
     return {
         "model_type": "lfm2",
         "num_attention_heads": queries,

@@ -8,6 +8,12 @@ from membudget.checkpoint.entries import Checkpoint, StoredTensor
 from membudget.model.config import ConfigError
 
 
+def _layer_of(name: str) -> int:
+    """7 for ``blk.7.attn_q.weight``; -1 for a tensor of no layer."""
+    number = name[4:].partition(".")[0] if name.startswith("blk.") else ""
+    return int(number) if number.isascii() and number.isdecimal() and len(number) <= 6 else -1
+
+
 class Keys:
     """The architecture's key-values, checked as they are read, and the tensors by name."""
 
@@ -25,11 +31,22 @@ class Keys:
         self.layers = 0
 
     def read_layers(self) -> int:
-        """block_count without the prediction head's layers."""
-        self.layers = self.integer("block_count") - self.nextn
+        """block_count without the prediction head's layers; no more than the file has tensors of."""
+        count = self.integer("block_count")
+        stored = 1 + max((_layer_of(name) for name in self.tensors), default=-1)
+        if self.nextn > stored or count > stored + self.nextn:
+            raise self.error("block_count", f"is {count:,} ({self.nextn:,} of prediction), with tensors of {stored:,}")
+        self.layers = count - self.nextn
         if self.layers < 1:
             raise self.error("block_count", f"leaves {self.layers} layers without {self.nextn} of prediction")
         return self.layers
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number >= 1: something is divided by it."""
+        value = self.integer(key, default)
+        if value < 1:
+            raise self.error(key, f"is {value}, allowed is 1 or more")
+        return value
 
     def value(self, key: str) -> Any:
         """The value of ``<architecture>.<key>``, or None."""

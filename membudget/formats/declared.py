@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from membudget.formats import schemes
+from membudget.formats import per_module, schemes
 from membudget.formats.base import Format, FormatError, is_layer_matrix
 from membudget.formats.dtypes import DENSE_FORMATS
 from membudget.formats.groups import compressed, modelopt
@@ -40,7 +40,9 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
             f"{config.source}: quant_method {method!r} is not known; known are {', '.join(sorted(_METHODS))}. "
             "docs/formats.md says how to add one"
         )
-    return make(raw, dense_dtype(config))
+    made = make(raw, dense_dtype(config))
+    raw.refuse_unread(method)
+    return made
 
 
 def _method(raw: Quantization) -> str:
@@ -48,6 +50,8 @@ def _method(raw: Quantization) -> str:
     algorithm = raw.text("quant_algo")
     if method == "fp8" and raw.raw.get("moe_quant_algo") is not None:
         return method  # ModelOpt converted the experts of an fp8 checkpoint
+    if not method and not algorithm and "bits" in raw.raw and not raw.raw.get("config_groups"):
+        return "mlx"
     if algorithm or method.startswith("modelopt"):
         return "modelopt"
     if method in ("", "compressed-tensors", "compressed_tensors") and raw.raw.get("config_groups"):
@@ -83,16 +87,24 @@ def _is_mtp_matrix(tensor: Tensor) -> bool:
 
 
 def _made(
-    raw: Quantization, method: str, scheme: Scheme, dtype: str, also_head: bool = False, mtp: bool = False
+    raw: Quantization,
+    method: str,
+    scheme: Scheme,
+    dtype: str,
+    also_head: bool = False,
+    mtp: bool = False,
+    tables: bool = False,
 ) -> Format:
     ignored = raw.ignored()
 
     def choose(tensor: Tensor) -> Scheme | None:
         if is_layer_matrix(tensor) or (also_head and tensor.role == "lm_head") or (mtp and _is_mtp_matrix(tensor)):
             return scheme
+        if tables and tensor.role == "embed" and tensor.name.endswith(("embed_tokens.weight", "wte.weight")):
+            return scheme
         return None
 
-    key = ("declared", method, scheme.key, also_head, mtp, tuple(ignored))
+    key = ("declared", method, scheme.key, also_head, mtp, tables, tuple(ignored))
     return Safetensors(method, key, _keep(choose, matcher(ignored, f"{raw.source}: {raw.where}")), dtype)
 
 
@@ -144,19 +156,25 @@ def _fbgemm(raw: Quantization, dtype: str) -> Format:
 
 def _awq(raw: Quantization, dtype: str) -> Format:
     bits = raw.integer("bits", raw.integer("w_bit", 4))
-    if bits != 4:
-        raise raw.error("bits", f"is {bits}", "4: AWQ packs nothing else")
     version = raw.text("version", "gemm").lower()
     if version not in ("gemm", "gemv", "exllama", "marlin"):
         raise raw.error("version", f"is {version!r}", "gemm")
     group = raw.integer("group_size", raw.integer("q_group_size", 128))
-    return _made(raw, "awq", schemes.awq(group, raw.flag("zero_point", True)), dtype)
+    return _made(raw, "awq", _awq_scheme(raw, bits, group), dtype)
+
+
+def _awq_scheme(raw: Quantization, bits: int, group: int) -> Scheme:
+    if bits != 4:
+        raise raw.error("bits", f"is {bits}", "4: AWQ packs nothing else")
+    return schemes.awq(group, raw.flag("zero_point", True))
 
 
 def _gptq(raw: Quantization, dtype: str) -> Format:
     if raw.table("dynamic"):
         return _gptq_dynamic(raw, dtype)
     scheme = schemes.gptq(raw.integer("bits"), raw.integer("group_size", 128))
+    if raw.raw.get("modules_in_block_to_quantize"):
+        return per_module.gptq_subset(raw, dtype, scheme)
     return _made(raw, "gptq", scheme, dtype, raw.flag("lm_head"))
 
 
@@ -187,9 +205,9 @@ def _gptq_dynamic(raw: Quantization, dtype: str) -> Format:
 def _auto_round(raw: Quantization, dtype: str) -> Format:
     packing = raw.text("packing_format", "auto_round:auto_gptq").lower()
     if "awq" in packing:
-        return _awq(raw, dtype)
+        return per_module.auto_round(raw, dtype, lambda bits, group: _awq_scheme(raw, bits, group))
     if "gptq" in packing:
-        return _made(raw, "auto-round", schemes.gptq(raw.integer("bits"), raw.integer("group_size", 128)), dtype)
+        return per_module.auto_round(raw, dtype, schemes.gptq)
     raise raw.error("packing_format", f"is {packing!r}", "auto_round:auto_gptq or auto_round:auto_awq")
 
 
@@ -228,16 +246,6 @@ def _exl3(raw: Quantization, dtype: str) -> Format:
     return exl3("exl3", int(bits), int(head), "F16" if dtype == "F32" else dtype)
 
 
-def _hqq(raw: Quantization, dtype: str) -> Format:
-    quant = raw.table("quant_config")
-    inner = quant.get("weight_quant_params") if isinstance(quant.get("weight_quant_params"), Mapping) else quant
-    values = Quantization(inner or raw.raw, raw.source, f"{raw.where}.quant_config")
-    bits, group = values.integer("nbits", 4), values.integer("group_size", 64)
-    skip = raw.strings("skip_modules")
-    made = Quantization({**raw.raw, "ignore": [*raw.ignored(), *skip]}, raw.source, raw.where)
-    return _made(made, "hqq", schemes.hqq(bits, group, dtype), dtype)
-
-
 def _torchao(raw: Quantization, dtype: str) -> Format:
     kind: object = raw.raw.get("quant_type")
     options: Mapping[str, Any] = raw.table("quant_type_kwargs")
@@ -251,7 +259,9 @@ def _torchao(raw: Quantization, dtype: str) -> Format:
     if name == "int4weightonly":
         return _made(raw, "torchao", schemes.torchao_int4(values.integer("group_size", 128)), dtype)
     if name in ("int8weightonly", "int8dynamicactivationint8weight"):
-        return _made(raw, "torchao", schemes.torchao_int8(), dtype)
+        # the input and output embeddings are linear maps to torchao, where it is told so
+        embeddings = raw.flag("include_input_output_embeddings")
+        return _made(raw, "torchao", schemes.torchao_int8(), dtype, embeddings, tables=embeddings)
     raise raw.error("quant_type", f"is {kind!r}"[:80], "int4_weight_only, int8_weight_only")
 
 
@@ -264,7 +274,8 @@ _METHODS: dict[str, Callable[[Quantization, str], Format]] = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _gptq,
-    "hqq": _hqq,
+    "hqq": per_module.hqq,
+    "mlx": per_module.mlx,
     "modelopt": modelopt,
     "mxfp4": _mxfp4,
     "torchao": _torchao,

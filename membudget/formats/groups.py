@@ -66,6 +66,8 @@ def _group_scheme(group: Quantization, form: str, dtype: str) -> Scheme | None:
     size = {"tensor": 0, "channel": -1}.get(strategy)
     if size is None:
         size = args.integer("group_size") if strategy in ("group", "tensor_group") else 0
+    if "24" in form:
+        raise args.error("format", f"is {form!r}", "one without 2:4 sparsity: what it stores is not known")
     if kind == "float" and bits == 8:
         return _fp8_group(args, strategy, static, scale)
     if kind == "float" and bits == 4:

@@ -14,6 +14,29 @@ from membudget.model.tensors import Tensor
 _IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules")
 
 
+#: Keys that change what is stored: one that a method does not read is refused, never ignored.
+_CHANGES_BYTES = (
+    "block_name_to_quantize", "config_groups", "dynamic", "extra_config", "include_input_output_embeddings",
+    "is_marlin_format", "modules_in_block_to_quantize", "quant_lm_head", "quantized_layers", "sparsity_config",
+)  # fmt: skip
+
+
+class _Recorded(dict[str, Any]):
+    """A mapping that knows which of its keys were asked for."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        super().__init__(raw)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
 class Quantization:
     """A quantization_config, its values checked as they are read; errors name the file and the key."""
 
@@ -22,7 +45,18 @@ class Quantization:
     def __init__(
         self, raw: Mapping[str, Any], source: str, where: str = "quantization_config", model_type: str = ""
     ) -> None:
-        self.raw, self.source, self.where, self.model_type = raw, source, where, model_type
+        self.raw = _Recorded(raw)
+        self.source, self.where, self.model_type = source, where, model_type
+
+    def refuse_unread(self, method: str) -> None:
+        """Refuse what changes the stored bytes and was not asked for while this method's format was made."""
+        for key in _CHANGES_BYTES:
+            value = self.raw.get(key) if key not in self.raw.read else None
+            if value in (None, False, {}, []):
+                continue
+            if key == "sparsity_config" and isinstance(value, Mapping) and value.get("format") in (None, "dense"):
+                continue
+            raise self.error(key, f"is set, and what {method} stores then is not known", "not set")
 
     def error(self, key: str, what: str, allowed: str) -> FormatError:
         """A `FormatError` that says where, what and what is allowed."""
@@ -91,7 +125,7 @@ def declaration(config: Config, hf_quant_config: Mapping[str, Any] | None = None
             {"quant_method": "modelopt", **inner}, "hf_quant_config.json", "quantization", config.model_type
         )
     for place in (config.raw, config.text):
-        for key in ("quantization_config", "compression_config"):
+        for key in ("quantization_config", "compression_config", "quantization"):
             value = place.get(key)
             if value is None or value == {}:
                 continue

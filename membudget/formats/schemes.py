@@ -313,3 +313,26 @@ def exl3(bits: int) -> Scheme:
         return (piece("trellis", "I16", *tiles, 16 * bits), piece("suh", "F16", into), piece("svh", "F16", out))
 
     return Scheme(("exl3", bits), pieces)
+
+
+@cache
+def mlx(bits: int = 4, group: int = 64, mode: str = "affine", dtype: str = "BF16") -> Scheme:
+    """mlx: rows of 32-bit words, a scale and a bias a group in the model's dtype; scales of a byte in other modes.
+
+    Source: ml-explore/mlx python/mlx/nn/layers/quantized.py, mlx/ops.cpp (quantize).
+    """
+    if bits not in (2, 3, 4, 5, 6, 8):
+        raise FormatError(f"{bits} bits: mlx packs 2, 3, 4, 5, 6 or 8")
+    if mode not in ("affine", "mxfp4", "mxfp8", "nvfp4"):
+        raise FormatError(f"mode is {mode[:40]!r}; known are affine, mxfp4, mxfp8 and nvfp4")
+    if group < 1:
+        raise FormatError(f"group_size is {group}; allowed is a whole number >= 1")
+
+    def pieces(out: int, into: int) -> tuple[Piece, ...]:
+        groups = divide(into, group, "in_features")
+        weight = piece("weight", "U32", out, divide(into * bits, 32, "in_features x bits"))
+        if mode != "affine":
+            return (weight, piece("scales", "U8", out, groups))
+        return (weight, piece("scales", dtype, out, groups), piece("biases", dtype, out, groups))
+
+    return Scheme(("mlx", bits, group, mode, dtype), pieces)

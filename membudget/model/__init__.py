@@ -15,6 +15,7 @@ from membudget.model.families import Family, all_families, find
 from membudget.model.length import Length, longest
 from membudget.model.tensors import ParameterCount, Tensor, count
 from membudget.model.towers import towers
+from membudget.model.unread import custom_code, unread
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES, WHOLE, parts, rename
 
 __all__ = [
@@ -52,6 +53,8 @@ class Model:
     unknown: parts that are in the model but not counted, in words; empty when exact.
     unproven: the recipe is one that the user named, not the model_type's own.
     read_as: the model_type whose recipe it is.
+    not_read: keys of the config that nothing here reads and that may change sizes.
+    custom_code: the model class that the repository brings itself; it may differ from the model_type's.
     """
 
     def __init__(self, config: Config, family: Family, name: str) -> None:
@@ -66,6 +69,8 @@ class Model:
         self.unproven = False
         self.read_as = config.model_type
         self.memo: dict[Any, Any] = {}
+        self.not_read = unread(config)
+        self.custom_code = custom_code(config)
 
     def _tensors(self) -> Iterable[Tensor]:
         found, wrapper = self.family.tensors(self.config), self.config.wrapper
@@ -82,6 +87,18 @@ class Model:
     def longest(self) -> Length:
         """The longest sequence, in tokens, as vLLM derives it; see `membudget.model.length`."""
         return longest(self.config)
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes the count less than certain, in words: custom code, and keys that are not read."""
+        found = []
+        if self.custom_code:
+            found.append(
+                f"custom code: the repository has a class of its own ({self.custom_code}); counted as {self.read_as}"
+            )
+        if self.not_read:
+            found.append(f"not read: {', '.join(self.not_read[:12])}{', ...' if len(self.not_read) > 12 else ''}")
+        return found
 
     def __repr__(self) -> str:
         return f"<Model {self.name} {self.model_type} {self.count.params:,} parameters>"
@@ -102,6 +119,8 @@ def build(
     elif not isinstance(config, Config):
         config = load(config)
     model_type = as_type or config.model_type
+    if as_type is None and model_type == "gpt2" and config.get("attention_head_type") == "multiquery":
+        model_type = "gpt_bigcode"  # SantaCoder, published before that class was there
     family = find(model_type)
     if family is None and as_type is None and model_type in TEXT_TYPES:
         # A wrapper's config that keeps the text model's keys at the top.

@@ -47,11 +47,23 @@ class Config:
     source: the file or id it came from, for error messages.
     raw: the whole document.  text: the mapping that describes the text model.
     model_type: of the text model.  wrapper: of the whole document, when it differs.
+    asked: the keys that were looked up so far, under all their names.
     hf_quant_config: what ModelOpt's hf_quant_config.json beside it says, where there is one.
     defaults: the class's values for keys that the file leaves out altogether.
     """
 
-    __slots__ = ("_aliases", "_memo", "defaults", "hf_quant_config", "model_type", "raw", "source", "text", "wrapper")
+    __slots__ = (
+        "_aliases",
+        "_memo",
+        "asked",
+        "defaults",
+        "hf_quant_config",
+        "model_type",
+        "raw",
+        "source",
+        "text",
+        "wrapper",
+    )
 
     def __init__(self, raw: Mapping[str, Any], source: str = "config") -> None:
         if not isinstance(raw, Mapping):
@@ -63,6 +75,7 @@ class Config:
         self.model_type: str = model_type
         self.defaults: Mapping[str, Any] = {}
         self._aliases: Mapping[str, tuple[str, ...]] = ALIASES
+        self.asked: set[str] = set()
         self.hf_quant_config: Mapping[str, Any] | None = None
         self._memo: dict[Any, Any] = {}
         if any(isinstance(place.get("model_type", ""), (list, dict)) for place in (raw, self.text)):
@@ -94,7 +107,7 @@ class Config:
         config = object.__new__(Config)
         config.source, config.raw, config.text = self.source, self.raw, text
         config.wrapper, config.model_type = self.wrapper, self.model_type
-        config.hf_quant_config = self.hf_quant_config
+        config.hf_quant_config, config.asked = self.hf_quant_config, self.asked
         config.defaults, config._aliases, config._memo = self.defaults, self._aliases, {}
         return config
 
@@ -104,6 +117,7 @@ class Config:
 
     def has(self, key: str) -> bool:
         """Whether the key is written in the file (null counts)."""
+        self.asked.update(self.names(key))
         return any(name in self.text for name in self.names(key))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -116,6 +130,7 @@ class Config:
 
     def _look_up(self, key: str) -> Any:
         names = self.names(key)
+        self.asked.update(names)
         written = False
         for name in names:
             if name in self.text:
@@ -206,7 +221,7 @@ class Config:
         if not isinstance(value, Mapping):
             raise self.error(key, f"is {_show(value)}", "an object")
         config = self._copy(value)
-        config.source, config.defaults = f"{self.source}: {key}", {}
+        config.source, config.defaults, config.asked = f"{self.source}: {key}", {}, set()
         return config
 
     @property
@@ -278,6 +293,8 @@ def load(path: str | os.PathLike[str], source: str | None = None) -> Config:
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
     source = source or path
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"{source}: is no regular file: a pipe or a device is not read")
     try:
         size = os.path.getsize(path)
         if size > MAX_CONFIG_BYTES:

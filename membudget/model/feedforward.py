@@ -80,7 +80,7 @@ def moe(
     *,
     width: Size = "moe_intermediate_size",
     experts: Size = "num_experts",
-    top_k: str = "num_experts_per_tok",
+    top_k: Size = "num_experts_per_tok",
     router: str = "gate.weight",
     router_bias: str | None = None,
     extra_routes: Size = 0,
@@ -104,7 +104,8 @@ def moe(
     names: gate, up and down (three: gated), or up and down (two: plain).
     router_bias: name of a bias of the router that is a parameter.
     bias_buffer: name of one that is a buffer: in the checkpoint, not in the model.
-    extra_routes: routes beside the experts (LongCat's zero experts, which have no down projection).
+    extra_routes: routes beside the experts (LongCat's zero experts, which pass a token on and have no weights).
+    top_k: experts a token is sent to.
     shared: width of the always-active shared expert (0: none); shared_gate: name of its gate.
     latent: width the tokens are projected to before the experts (Nemotron's latent experts).
     stacked: (gate_up, down), the names of two tensors that hold all experts; stacked_bias: each
@@ -114,7 +115,7 @@ def moe(
     def tensors(layer: Layer) -> Iterator[Tensor]:
         c, at = layer.config, layer.prefix + name
         hidden, inner, count = c.integer("hidden_size"), size(layer, width), size(layer, experts)
-        active = c.integer(top_k, count, maximum=count)
+        active = c.integer(top_k, count, maximum=count) if isinstance(top_k, str) else size(layer, top_k)
         routes = count + size(layer, extra_routes)
         yield Tensor(at + router, (routes, hidden), "mlp.router")
         if router_bias:
@@ -131,7 +132,7 @@ def moe(
                     yield Tensor(f"{at}{part}_bias", (rows,), "mlp.experts", count, active)
         else:
             for part in names[:-1]:
-                yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", routes, active)
+                yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", count, active)
             yield Tensor(f"{at}experts.*.{names[-1]}.weight", (into, inner), "mlp.experts", count, active)
         if low:
             b = flag(layer, latent_bias)

@@ -132,6 +132,8 @@ def _from_path(name: str) -> Located:
         return _from_folder(path, path, "path", None)
     if not os.path.isfile(path):
         raise ConfigError(f"{shown(name)}: is no regular file: a pipe or a device is not read")
+    if path.endswith(".incomplete"):
+        raise ConfigError(f"{shown(name)}: a download that stopped: fetch the file again")
     if path.lower().endswith(".gguf") or _starts_with(path, b"GGUF"):
         return _gguf(path, path, None)
     if path.lower().endswith((".safetensors", ".safetensors.index.json")):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 #: compared by count and by number of elements, not by name.
 NAMES_DIFFER = {
     "olmo_hybrid": "transformers saves one convolution in three equal parts, and one name for two norms",
+    "longcat_flash": "5.24 saves projections of experts that have none",
     "hrm_text": "transformers saves the fused projections' biases apart",
     "inkling_text": "published only inside inkling_mm_model",
     "minimax_m3_vl_text": "published only inside minimax_m3_vl, whose names we use",
@@ -34,6 +35,18 @@ UNBUILDABLE = {
     "reformer": "is_decoder must be set, and axial positions have no fixed size",
     "blt": "four sub-models and hash embeddings: no recipe",
 }
+
+
+def beyond(model: Any) -> int:
+    """Elements that 5.24's class has beyond the published files, where another witness proves ours.
+
+    LongCat-Flash: gate and up projections of the zero experts; 4.57.6 builds none, and 560 B are published.
+    """
+    if model.model_type != "longcat_flash":
+        return 0
+    c = model.config
+    expert = 2 * c.integer("expert_ffn_hidden_size") * c.integer("hidden_size")
+    return int(c.integer("num_layers") * c.size("zero_expert_num") * expert)
 
 
 class Reference(NamedTuple):

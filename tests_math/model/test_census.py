@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from membudget.model import UnknownModelType, build
-from tests_math.model.family_reference import NAMES_DIFFER, TOWERS, UNBUILDABLE, inventory, raw
+from tests_math.model.family_reference import NAMES_DIFFER, TOWERS, UNBUILDABLE, beyond, inventory, raw
 from tools.census import digest
 
 pytestmark = pytest.mark.math
@@ -36,7 +36,8 @@ def test_census_is_whole() -> None:
 @pytest.mark.parametrize("model_type", [name for name in COUNTED if "default" in TYPES[name]])
 def test_default_config(model_type: str) -> None:
     """A config.json that says nothing but its model_type means the class's defaults."""
-    assert build({"model_type": model_type}).count.params == TYPES[model_type]["default"]
+    model = build({"model_type": model_type})
+    assert model.count.params + beyond(model) == TYPES[model_type]["default"]
 
 
 @pytest.mark.parametrize("model_type", COUNTED)
@@ -44,7 +45,7 @@ def test_random_configs(model_type: str) -> None:
     """Configs that vary every width, rank, pattern and flag: parameters, and every tensor's name and shape."""
     for row in TYPES[model_type]["random"]:
         model = build(raw(model_type, row["config"], TYPES[model_type].get("under")))
-        assert model.count.params == row["params"], row["config"]
+        assert model.count.params + beyond(model) == row["params"], row["config"]
         if "tensors" in row and model_type not in NAMES_DIFFER:
             assert digest(inventory(model.tensors)) == row["tensors"], row["config"]
 

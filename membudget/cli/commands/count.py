@@ -183,6 +183,7 @@ def _document(model: Model, found: Located, layers: list[Layers]) -> dict[str, A
         "by_part": count.by_part,
         "unknown": list(model.unknown),
         "unproven": model.unproven,
+        "notes": model.notes,
         "assumed": model.config.assumed(),
         "layers": [layer.as_json() for layer in layers],
     }
@@ -218,8 +219,8 @@ def _text(model: Model, layers: list[Layers], args: Arguments) -> str:
         lines += terminal.wrap(f"not in the config.json, so as the class has it: {assumed}", "", "- ")
     if model.unproven:
         lines += terminal.wrap(f"unproven: {model.model_type} read as {model.read_as} at your word", "", "- ")
-    for part in model.unknown:
-        lines += terminal.wrap(f"not counted: {part}", "", "- ")
+    for note in [*(f"not counted: {part}" for part in model.unknown), *model.notes]:
+        lines += terminal.wrap(note, "", "- ")
     return "\n".join(lines)
 
 

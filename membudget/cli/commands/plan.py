@@ -197,6 +197,7 @@ def plain_context(ctx: int | None, model: Model, notes: list[str]) -> int:
 def _notes(ledgers: list[Ledger]) -> list[str]:
     first = ledgers[0].budget
     notes = [f"not counted: {part}" for part in first.model.unknown]
+    notes += first.model.notes
     assumed = first.model.config.assumed()
     if assumed:
         values = ", ".join(f"{key} {value:,}" if isinstance(value, int) else key for key, value in assumed.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from membudget.model.attention import floor_dim, gqa
-from membudget.model.blocks import Block, buffer, dense_or, weight
+from membudget.model.blocks import Block, Layer, Size, buffer, dense_or, weight
 from membudget.model.config import Config
 from membudget.model.families.base import (
     PRE,
@@ -145,13 +145,31 @@ register(
     ),
     ffn=first_dense(default=1),
 )
+
+
+def of_layer(key: str, default: int | None = None) -> Size:
+    """A number, or a list of one a layer."""
+
+    def read(layer: Layer) -> int:
+        config = layer.config
+        if not isinstance(config.get(key), list):
+            return config.integer(key, default)
+        listed = config.integers(key) or []
+        if layer.index >= len(listed):
+            raise config.error(key, f"has {len(listed)} entries", "a number, or one a layer")
+        return listed[layer.index]
+
+    return read
+
+
 register(
     "hunyuan_v1_moe",
     gqa(bias="attention_bias", qk_norm="head", norm_names=("query_layernorm", "key_layernorm")),
     moe(
         width="intermediate_size",
         router="gate.wg.weight",
-        top_k="moe_topk",
+        experts=of_layer("num_experts"),
+        top_k=of_layer("moe_topk", 1),
         shared="intermediate_size",
         shared_name="shared_mlp.",
     ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from membudget.model.attention import fused_mha, gqa, mha_dim
 from membudget.model.blocks import Block, Layer, linear, norm, norms, project, together, weight, when
 from membudget.model.caches import CacheSpec
+from membudget.model.config import Config
 from membudget.model.families.base import full, register
 from membudget.model.feedforward import four_times, glu, mlp
 from membudget.model.tensors import Tensor
@@ -103,11 +104,19 @@ register(
     **GPTJ,
 )
 register("codegen", fused_mha("attn.", "qkv_proj", "out_proj", bias=False), mlp(width=four_times, names=FC), **GPTJ)
+
+
+def _n_embed(config: Config) -> dict[str, int]:
+    """The name that BLOOM and Falcon were published with: their classes let it win over hidden_size."""
+    return {"hidden_size": config.integer("n_embed")} if config.text.get("n_embed") is not None else {}
+
+
 register(
     "bloom",
     fused_mha("self_attention."),
     mlp(width=_four, names=H4),
     norm_bias=True,
+    derive=_n_embed,
     root="transformer.",
     embed="word_embeddings",
     before=norms("word_embeddings_layernorm", bias=True),
@@ -145,6 +154,7 @@ register(
         names=H4,
     ),
     Block(_falcon_norms),
+    derive=_n_embed,
     norms=(),
     final_bias=True,
     root="transformer.",

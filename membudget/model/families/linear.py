@@ -151,7 +151,8 @@ register(
 def _lfm2_width(layer: object) -> int:
     """LFM2: two thirds of intermediate_size, times a factor, rounded up to a multiple."""
     c: Config = layer.config  # type: ignore[attr-defined]
-    width = c.integer("intermediate_size")
+    # the name that LFM2 was published with wins in its class
+    width = c.integer("block_ff_dim", c.integer("intermediate_size"))
     if not c.flag("block_auto_adjust_ff_dim", True):
         return width
     width = int(2 * width / 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import isqrt
 from typing import Any
 
 from membudget.model.attention import gqa
@@ -194,12 +195,23 @@ def _doge_wide(layer: Layer) -> int:
     return layer.config.kv_heads * layer.config.head_dim
 
 
+def _cdmoe(layer: Layer) -> Iterator[Tensor]:
+    """Doge's cross-domain mixture: an MLP for all tokens, and experts of one row each, found by two sets of keys."""
+    c, at = layer.config, layer.prefix + "mlp."
+    hidden, count = c.integer("hidden_size"), c.integer("num_experts")
+    yield from glu(bias="mlp_bias").tensors(layer)
+    yield from linear(at + "router_gate", 2 * isqrt(count), hidden, "mlp.router")
+    active = c.integer("num_experts_per_tok", maximum=count)
+    for name in ("down_embed", "up_embed"):
+        yield Tensor(f"{at}{name}.weight", (hidden,), "mlp.experts", count, active)
+
+
 register(
     "doge",
     gqa(bias="attention_bias", qk_norm="head"),
     weight("self_attn.A", _doge_kv, role="attn"),
     project("self_attn.dt_proj", _doge_kv, _doge_wide, "attn", "attention_bias"),
-    glu(bias="mlp_bias"),
+    when(lambda layer: layer.config.flag("is_moe"), Block(_cdmoe), glu(bias="mlp_bias")),
     weight("input_residual", "hidden_size"),
     weight("post_attention_residual", "hidden_size"),
     kinds=sliding_if_set,

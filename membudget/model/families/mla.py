@@ -45,12 +45,27 @@ register("glm4_moe_lite", MLA, dense_or(SHARED, glu()), ffn=first_dense(default=
 
 
 def _indexers(config: Config) -> dict[str, list[str]]:
-    """GLM-5: with index_topk_freq, only every so many layers pick keys; the others reuse them."""
+    """GLM-5: with index_topk_pattern or _freq, only some layers pick keys; the others reuse them."""
+    pattern = config.get("index_topk_pattern")
+    if pattern is not None and config.get("indexer_types") is None:
+        return {"indexer_types": _kinds_of(config, pattern)}
     freq = config.integer("index_topk_freq", 1)
     offset = config.integer("index_skip_topk_offset", 2, minimum=0)
     if config.get("indexer_types") is not None:
         return {}
     return {"indexer_types": ["shared" if max(i - offset + 1, 0) % freq else "full" for i in range(config.layers)]}
+
+
+def _kinds_of(config: Config, pattern: object) -> list[str]:
+    """``FSSF`` or its words, one a layer."""
+    letters = {"F": "full", "S": "shared"}
+    if isinstance(pattern, str) and set(pattern) <= set(letters):
+        pattern = [letters[letter] for letter in pattern]
+    listed = isinstance(pattern, list) and all(item in letters.values() for item in pattern)
+    if not isinstance(pattern, list) or not listed or len(pattern) < config.layers:
+        allowed = f"F (picks keys) or S (reuses them) for each of {config.layers} layers"
+        raise config.error("index_topk_pattern", "does not say it for every layer", allowed)
+    return pattern[: config.layers]
 
 
 register(
@@ -129,6 +144,8 @@ def _dots3(config: Config) -> dict[str, Any]:
     kinds = config.strings("layer_types", count) or [
         wide if not slides or i < 2 or i % 4 == 1 else "sliding_attention" for i in range(count)
     ]
+    if config.get("use_dsa") is not None:
+        kinds = [wide if kind in ("full_attention", "indexed_attention") else kind for kind in kinds]
     found: dict[str, Any] = {"layer_types": kinds}
     if config.get("sliding_window") is None:
         found["sliding_window"] = config.integer("sliding_window_size", 512)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from membudget.model.attention import gqa
-from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, together, when
+from membudget.model.blocks import Block, Layer, by_kind, dense_or, linear, size, together, when
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import MAX_LAYERS, Config
 from membudget.model.families.base import all_of, register
@@ -19,10 +19,17 @@ from membudget.model.tensors import Tensor
 BACKBONE = {"root": "backbone.", "embed": "embeddings", "final": "norm_f", "norms": ("norm",)}
 MAMBA = {**BACKBONE, "kinds": all_of("linear_attention")}
 
+
+def _inner(layer: Layer) -> int:
+    """intermediate_size where the file has it, else expand times hidden_size: so the class sets it."""
+    config = layer.config
+    return config.integer("intermediate_size") if config.has("intermediate_size") else size(layer, expanded())
+
+
 register(
     "mamba falcon_mamba",
     mamba1(
-        inner=expanded(),
+        inner=_inner,
         state="state_size",
         rank=time_step_rank("time_step_rank"),
         kernel="conv_kernel",
