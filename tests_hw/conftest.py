@@ -29,12 +29,18 @@ from membudget.report import samples
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure, lines, markdown
 from membudget.text.terminal import Terminal
+from tests_math.collecting import ignored
 
 HERE = Path(__file__).parent
 #: Seconds that two processes of one pytest run wait for each other on the CPU.
 WAIT = 900.0
 _DONE = pytest.StashKey[dict[str, Comparison]]()
 _DRY = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of another tier than `-m` asks for are not imported."""
+    return ignored(collection_path, config)
 
 
 def rehearsal(name: str = "") -> list[Budget]:

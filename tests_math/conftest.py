@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from membudget.cli.main import main
 from membudget.model import Model, build
+from tests_math.collecting import ignored
 from tests_math.doctor.doctor_machine import put, spark  # noqa: F401  (fixtures of the doctor's tests)
 
 MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
@@ -19,6 +20,11 @@ MODELS = Path(__file__).parents[1] / "membudget" / "data" / "models"
 # No test fails because a machine is busy; the first draw of a text alone takes seconds in a new clone.
 settings.register_profile("membudget", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("membudget")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of another tier than `-m` asks for are not imported."""
+    return ignored(collection_path, config)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,26 @@ for (const [name, value] of arguments[0]) {
   list.dispatchEvent(new Event("change"));
 }
 """
-FOUND = choices()
 KNOWN = list(machines.all_machines().values())
-DOCUMENT = explore.document(FOUND, KNOWN, START)
+
+
+@cache
+def found() -> Any:
+    """The page's models; seconds to make, so not where tests are only collected."""
+    return choices()
+
+
+@cache
+def document() -> dict[str, Any]:
+    """What the page is made of."""
+    return explore.document(found(), KNOWN, START)
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page as a file."""
     file = tmp_path_factory.mktemp("page") / "explore.html"
-    file.write_text(explore.render(FOUND, KNOWN, START), encoding="utf-8")
+    file.write_text(explore.render(found(), KNOWN, START), encoding="utf-8")
     return file.as_uri()
 
 
@@ -63,13 +74,13 @@ def test_fifty_random_points_are_what_predict_says(window: Any) -> None:
     """Model, format, dtypes, sliders, fields by keyboard; each machine's buckets, most users, whether it fits."""
     rng = random.Random(50)
     for _ in range(50):
-        plan = draw(DOCUMENT, rng)
+        plan = draw(document(), rng)
         _ask(window, plan, rng)
         rows = window.execute_script(READ)
         shown = window.execute_script("return [...document.querySelectorAll('.machine')].map((m) => m.dataset.machine)")
         for column, name in enumerate(shown):
             place = next(index for index, machine in enumerate(KNOWN) if machine.name == name)
-            expected = answer(FOUND, KNOWN, {**plan, "machine": place})
+            expected = answer(found(), KNOWN, {**plan, "machine": place})
             assert expected == {key: cells[column] for key, cells in rows.items()}, (name, plan)
     assert not browser.complaints(window)
 
@@ -146,7 +157,7 @@ def _ask(window: Any, plan: dict[str, Any], rng: random.Random) -> None:
     from selenium.webdriver.common.by import By
 
     names = ("engine", "format", "kv", "convention", "attention", "logits")
-    chosen = [("model", DOCUMENT["models"][plan["model"]]["name"]), *((name, plan[name]) for name in names)]
+    chosen = [("model", document()["models"][plan["model"]]["name"]), *((name, plan[name]) for name in names)]
     window.execute_script(CHOOSE, chosen)
     for name in ("ctx", "users"):
         if rng.random() < 0.5:
