@@ -156,8 +156,8 @@ def page() -> str:
     distinct = sum(not each.duplicate for each in fresh_cards)
     parts += _words(
         f"Of the {len(cards)} fresh starts on cards {distinct} differ in what matters here; 17 are of the campaign "
-        "that most rules were made with, left aside for this. The predictions were committed before the figures, by the "
-        "code of commit c1bf063. What they taught: a start that compiles its model, and the memory that a GB10's "
+        "that most rules were made with, left aside for this. The predictions were committed before the figures, by "
+        "the code of commit c1bf063. What they taught: a start that compiles its model, and the memory that a GB10's "
         "system takes. GB10 stands apart: two starts with the same settings there were 1.4 to 3.4 GiB apart."
     )
     parts += [

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools import accuracy
+
+pytestmark = pytest.mark.math
 
 
 def test_the_page_is_made_of_the_rows() -> None:

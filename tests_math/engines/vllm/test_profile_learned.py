@@ -19,6 +19,8 @@ from membudget.machines import get as machine_named
 from membudget.model import Model, build
 from membudget.units import GIB
 
+pytestmark = pytest.mark.math
+
 Start = tuple[Model, Format, Machine]
 
 _TAG = "(EngineCore pid=1) INFO 11-01 10:00:00 "
@@ -55,7 +57,7 @@ def test_the_four_figures_of_0_19(start: Start) -> None:
     )
     entry = learn(_log("0.19.0", line), *start, when="2026-04-01")
     assert (entry.max_num_seqs, entry.max_num_batched_tokens, entry.tp) == (1024, 8192, 1)
-    assert [round(value / GIB, 2) for value in (entry.weights, entry.activation, entry.non_torch)] == [
+    assert [round((value or 0) / GIB, 2) for value in (entry.weights, entry.activation, entry.non_torch)] == [
         14.99,
         1.88,
         0.25,
