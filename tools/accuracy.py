@@ -70,7 +70,8 @@ LACKING = (
 )
 MISSING = (
     "Whether a start compiles its model is rarely printed. Where it is not said the figure is a warm start's, and the "
-    "range reaches to the cold one's: at most one more copy of the embedding table.",
+    "range reaches to the cold one's: at most one more copy of the embedding table. Qwen3-8B AWQ with 0.31.0 on an RTX "
+    "5070 Ti had 4.34 GiB cold and 5.47 warm; its table is 1.16.",
     "The estimate of the graphs is what the driver's free memory says: it moves in steps of 20 MiB times the number of "
     "graphs, where an allocation falls into one of the two that are measured.",
     "Encoders have recipes for Gemma 3, Mistral 3, Llama 4, Kimi-VL and Qwen 2-VL to 3.5; others are left out, and the "
@@ -139,7 +140,8 @@ def page() -> str:
     """The page's text."""
     old, fresh, said = known(), new(), first()
     apart = [row for row in said if row.device == "dgx-spark"]
-    cards = [row for row in said if row.device != "dgx-spark"]
+    later = [row for row in said if row.name.startswith("H")]
+    cards = [row for row in said if row not in apart + later]
     fresh_cards = [each for each in fresh if each.row["machine"] != "dgx-spark"]
     fresh_apart = [each for each in fresh if each.row["machine"] == "dgx-spark"]
     parts = [HEAD, "## Score", ""]
@@ -148,17 +150,20 @@ def page() -> str:
         [
             ("the rules were made with these", *_score(map(_row, old))),
             ("fresh, as first predicted", *_score(cards)),
-            ("fresh, with what they taught", *_score(map(_row, fresh_cards))),
+            ("fresh, a second time, as first predicted", *_score(later)),
+            ("fresh, both, with what they taught", *_score(map(_row, fresh_cards))),
             ("fresh, GB10, as first predicted", *_score(apart)),
             ("fresh, GB10, with what they taught", *_score(map(_row, fresh_apart))),
         ],
     )
     distinct = sum(not each.duplicate for each in fresh_cards)
     parts += _words(
-        f"Of the {len(cards)} fresh starts on cards {distinct} differ in what matters here; 17 are of the campaign "
-        "that most rules were made with, left aside for this. The predictions were committed before the figures, by "
-        "the code of commit c1bf063. What they taught: a start that compiles its model, and the memory that a GB10's "
-        "system takes. GB10 stands apart: two starts with the same settings there were 1.4 to 3.4 GiB apart."
+        f"Of the {len(cards) + len(later)} fresh starts on cards {distinct} differ in what matters here; 17 are of the "
+        "campaign that most rules were made with, left aside for this. The predictions were committed before the "
+        "figures, by the code of commit c1bf063. What they taught: a start that compiles its model, and the memory "
+        "that a GB10's system takes. The second time was after that, by the code of commit c70c27c, figures and "
+        "predictions in one commit. GB10 stands apart: two starts with the same settings there were 1.4 to 3.4 GiB "
+        "apart."
     )
     parts += [
         '<picture><source media="(prefers-color-scheme: dark)" srcset="images/accuracy-dark.svg">'

@@ -31,6 +31,10 @@ _CARDS = {
         "rtx-3050-6gb", 6144 * MIB, 6 * GIB, False, 168_000_000_000,
         title="NVIDIA GeForce RTX 3050 6GB", compute_capability=(8, 6), sm_count=18,
     ),
+    "card-16gb": Machine("card-16gb", 16 * GIB, 16 * GIB, False, 896_000_000_000, compute_capability=(12, 0)),
+    "card-24gb-turing": Machine(
+        "card-24gb-turing", 24 * GIB, 24 * GIB, False, 672_000_000_000, compute_capability=(7, 5), sm_count=72
+    ),
 }  # fmt: skip
 
 

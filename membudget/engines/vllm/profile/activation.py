@@ -35,6 +35,7 @@ _EIGHT_BIT_INPUTS = ("w8a8", "fp8", "mxfp8")
 #: (config/compilation.py 0.12.0:838 combo_kernels, benchmark_combo_kernel; from torch 2.9 on): the peak is at least
 #: one more copy of the table. Six public starts took 0 to 0.14 GiB more than it: Qwen3-8B 1.18 and 1.30 GiB for
 #: 1.159, Qwen2.5-0.5B 0.25 for 0.254, Qwen2.5-7B 1.12 for 1.015, Llama-3.1-8B 1.07 for 0.98, 0.98 for 0.98.
+#: And one pool was 4.34 GiB cold, 5.47 warm: Qwen3-8B AWQ with EAGLE-3, 0.31.0 (found after the rule was made).
 _COLD_SINCE, _COLD_OVER = (0, 12, 0), 144 * MIB
 #: The forward of one public start in float32 took this much more (Llama-3.1-8B, 0.19, H100: 2.27 GiB for 1.87).
 _FLOAT32 = 410 * MIB
@@ -145,4 +146,5 @@ def _sampler(
     if kind == "v2":
         return samplers.peak_v2(taken.rows, wide.vocab, width, version)
     name = samplers.sampler(settings, version, machine.compute_capability)
-    return samplers.peak_v1(taken.rows, wide.vocab, width, name, version, machine.sm_count or _PROCESSORS)
+    processors, drafts = machine.sm_count or _PROCESSORS, settings.speculative is not None
+    return samplers.peak_v1(taken.rows, wide.vocab, width, name, version, processors, drafts=drafts)

@@ -155,4 +155,6 @@ def _notes(
         notes.append(("unified", text))
     if settings.speculative:
         notes.append(("drafter", "the drafter's weights and its own graphs are not in these parts"))
+    if settings.max_loras:
+        notes.append(("lora", "the buffers of LoRA adapters are not in these parts"))
     return tuple(notes)

@@ -2,7 +2,9 @@
 
 Runner V1 captures the two largest graphs of each mode and extrapolates (gpu_model_runner.py profile_cudagraph_memory,
 0.18 on); runner V2 does so from 0.29 on (gpu/cudagraph_utils.py).  Both are measurements of the driver's free memory:
-what they come out as is known from public starts, so this is a value with a range.
+what they come out as is known from public starts, so this is a value with a range. The allocator grows by
+segments of 20 MiB: where the second capture needs one, it is counted for every graph (24 to 26 MiB each in three public
+rows, for 4 to 6: 1 GiB more). The estimate may also come out below 0, where freeing outweighs what two graphs take.
 """
 
 from __future__ import annotations

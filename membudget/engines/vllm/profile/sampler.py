@@ -34,6 +34,14 @@ _V2_28 = _V2_27 | {"DeepseekV4ForCausalLM"}
 _DRAFTERS = {(0, 22, 0): ("eagle", "eagle3", "mtp"), (0, 25, 0): ("eagle", "eagle3", "mtp", "dflash", "dspark")}
 #: And those that it does not take from 0.29 on.
 _REFUSED = ("suffix", "medusa", "mlp_speculator", "custom_class")
+#: The rejection sampler's dummy run after the sampler's, one draft a row (runner V1 with a drafter): since this
+#: version, bytes an element of rows x vocabulary at its sort, and at its own peak; the second of each with fp32 logits.
+_REJECTION = (
+    ((0, 17, 0), (0, 0), (30, 36)),
+    ((0, 14, 0), (30, 36), (40, 46)),
+    ((0, 12, 0), (26, 32), (36, 42)),
+    ((0, 0, 0), (12, 16), (18, 26)),
+)
 
 
 class Peak(NamedTuple):
@@ -100,24 +108,43 @@ def sampler(settings: ProfileSettings, version: Version, capability: tuple[int, 
     return "triton" if version >= (0, 17, 0) else "native"
 
 
-def peak_v1(rows: int, vocab: int, width: int, name: str, version: Version, processors: int) -> Peak:
-    """Runner V1: `rows` x `vocab` logits of `width` bytes an element, sampled by `name` on `processors` SMs."""
+def peak_v1(
+    rows: int, vocab: int, width: int, name: str, version: Version, processors: int, *, drafts: bool = False
+) -> Peak:
+    """Runner V1: `rows` x `vocab` logits of `width` bytes an element, sampled by `name` on `processors` SMs.
+
+    drafts: there is a drafter, so the rejection sampler runs too.
+    """
     base = width + (0 if width == 4 else 4)  # the sampler works on an fp32 copy; fp32 logits are not copied
     cells = rows * vocab
-    if name == "triton" and rows < _TRITON_ROWS:
+    sort, few = _sort_workspace(rows, vocab), rows < _TRITON_ROWS
+    if name == "triton" and few:
         name = "native"
-    if name == "native":
-        work = _sort_workspace(rows, vocab)
-        size = cells * (base + 12) + work
-        why = f"{rows:,} x {vocab:,} x {base + 12} B + {work:,} B that torch's sort works in"
-        return Peak(size, "native sort", why, 0, size, size)
-    buffer = _triton_buffer(rows, vocab, processors) if name == "triton" else 0
-    if name == "flashinfer" and version >= (0, 21, 0) and rows >= _TRITON_ROWS:
-        buffer = _triton_buffer(rows, vocab, processors)  # forward_native is warmed up too, its buffer stays
-    size = cells * (base + 8) + buffer
-    words = {"triton": "vLLM's Triton top-k and top-p", "flashinfer": "FlashInfer"}[name]
-    why = f"{rows:,} x {vocab:,} x {base + 8} B" + (f" + a buffer of {buffer:,} B that stays" if buffer else "")
+    buffer = _triton_buffer(rows, vocab, processors) if version >= (0, 17, 0) and not few and name != "native" else 0
+    if name == "flashinfer" and version < (0, 21, 0):
+        buffer = 0  # from 0.21 on forward_native is warmed up too
+    words = {"native": "native sort", "triton": "vLLM's Triton top-k and top-p", "flashinfer": "FlashInfer"}[name]
+    each, work = (base + 12, sort) if name == "native" else (base + 8, 0)
+    if drafts:
+        at_sort, at_peak = rejection(width, version, few=few)
+        if cells * at_sort + (sort if at_sort else 0) > max(cells * each + work, cells * at_peak):
+            words, each, work = "rejection sampler", at_sort, sort
+        elif at_peak > each + work // cells:
+            words, each, work = "rejection sampler", at_peak, 0
+        buffer = _triton_buffer(rows, vocab, processors) if version >= (0, 17, 0) and not few else buffer
+    size = cells * each + work + buffer
+    why = f"{rows:,} x {vocab:,} x {each} B" + (f" + {work:,} B that torch's sort works in" if work else "")
+    why += f" + a buffer of {buffer:,} B that stays" if buffer else ""
     return Peak(size, words, why, buffer, size, size)
+
+
+def rejection(width: int, version: Version, *, few: bool) -> tuple[int, int]:
+    """Bytes an element at the rejection sampler's sort (0: it does not sort) and at its peak."""
+    found = [row for row in _REJECTION if version >= row[0]]
+    sort, peak = found[0][1], found[0][2]
+    if few and not any(sort):  # few rows are sorted by torch still
+        sort, peak = (30, 36), (36, 42)
+    return sort[width == 4], peak[width == 4]
 
 
 def peak_v2(rows: int, vocab: int, width: int, version: Version) -> Peak:
