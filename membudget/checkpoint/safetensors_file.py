@@ -26,7 +26,7 @@ _NOT_SAFETENSORS = {
 def read_file(path: str, name: str | None = None) -> tuple[list[StoredTensor], StoredFile, dict[str, Any]]:
     """Read one file's header: its tensors, the file, and its __metadata__."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise CheckpointError(path, None, "is no regular file: a pipe or a device is not read")
+        raise CheckpointError(path, None, "is not a regular file: a pipe or a device is not read")
     try:
         with open(path, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
