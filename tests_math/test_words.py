@@ -18,12 +18,6 @@ GENERATED = frozenset({"docs/cli.md", "docs/budgets.md", "docs/coverage.md", "do
 TO_EDIT: frozenset[str] = frozenset(
     {
         "README.md",
-        "docs/explore.md",
-        "docs/fleet.md",
-        "docs/new-model-family.md",
-        "docs/nightly.md",
-        "docs/peers.md",
-        "docs/vllm-logs.md",
         "membudget/budgets/file.py",
         "membudget/budgets/tolerance.py",
         "membudget/checkpoint/gguf_file.py",
