@@ -110,11 +110,17 @@ def scored(starts: list[dict[str, Any]] | None = None) -> Iterator[Scored]:
         key = (row["config"], row["format"], row["vllm"], row["machine"], json.dumps(row["settings"], sort_keys=True))
         settings = {k: v for k, v in row["settings"].items() if k != "max_model_len"}
         key = (*key[:4], json.dumps(settings, sort_keys=True))
-        yield _scored(row, key in seen)
+        if row["id"] not in _kept:
+            _kept[row["id"]] = _scored(row)
+        yield _kept[row["id"]]._replace(duplicate=key in seen)
         seen.add(key)
 
 
-def _scored(row: dict[str, Any], duplicate: bool) -> Scored:
+#: By id, which is one row's in all files.
+_kept: dict[str, Scored] = {}
+
+
+def _scored(row: dict[str, Any]) -> Scored:
     found, printed = predicted(row), row["printed"]
     version = parse(row["vllm"])
     rank: Available | RankAvailable = found.ranks[row["stage"]] if "stage" in row else found
@@ -139,7 +145,7 @@ def _scored(row: dict[str, Any], duplicate: bool) -> Scored:
         share = off["available"] * GIB / found.total.bytes
         rounding = 0.005  # figures are printed with two decimals
         inside = rank.low / GIB - rounding <= printed["available"] <= rank.high / GIB + rounding
-    return Scored(row, found, off, share, inside, (rank.high - rank.low) / found.total.bytes, duplicate)
+    return Scored(row, found, off, share, inside, (rank.high - rank.low) / found.total.bytes, False)
 
 
 def _graphs(row: dict[str, Any], found: Available) -> int:
