@@ -1,0 +1,193 @@
+"""Graphs of decoders whose layers attend and have an MLP or a mixture: most architectures, told apart by their tensors.
+
+Source: llama.cpp v0.4.0 src/models/*.cpp.
+"""
+
+from __future__ import annotations
+
+from membudget.engines.llama_cpp.compute.header import Header, Layer
+from membudget.engines.llama_cpp.compute.parts import Build, Cells
+from membudget.engines.llama_cpp.compute.tape import T
+
+#: The residual of the MLP starts where attention's does.
+PARALLEL = frozenset(("command-r", "cohere2", "cohere2moe", "falcon", "gptneox", "phi2"))
+#: The embeddings are scaled once more after build_inp_embd.
+SCALED = frozenset(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "minicpm", "minicpm3", "afmoe"))
+#: Queries are scaled after RoPE.
+SCALED_QUERIES = frozenset(("gemma", "gemma2", "gemma3", "phi2", "phi3"))
+#: Sub-layers' outputs are scaled before they are added.
+SCALED_RESIDUAL = frozenset(("granite", "granitemoe", "granite_swa", "granitehybrid", "minicpm", "minicpm3"))
+#: Two-way graphs that keep windows' caches apart (build_attn_inp_kv_iswa).
+WINDOWS = frozenset(
+    (
+        "afmoe", "cohere2", "cohere2moe", "exaone4", "exaone-moe", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss",
+        "granite_swa", "laguna", "llama4", "mellum", "mimo2", "olmo2", "plamo3", "smallthinker", "step35",
+    )
+)  # fmt: skip
+#: No RoPE at all.
+NO_ROPE = frozenset(("bloom", "gpt2", "jais", "mpt", "refact", "starcoder", "jamba"))
+
+
+class Decoder:
+    """One graph: `run` builds it whole."""
+
+    def __init__(self, build: Build, caches: dict[bool, int]) -> None:
+        self.b, self.header, self.caches = build, build.header, caches
+        self.tape = build.tape
+        self.inputs: dict[bool, Cells] = {}
+
+    def run(self) -> None:
+        """Embeddings, layers, head."""
+        x = self.start()
+        self.b.head(self.body(x))
+
+    def start(self) -> T:
+        """Embeddings, positions, and the caches' inputs, in llama.cpp's order."""
+        b, arch = self.b, self.header.arch
+        x = b.embed()
+        if arch in SCALED:
+            x = self.tape.op("SCALE", x)
+        if self.header.has("token_embd_norm.weight") and self.header.has("output_norm.weight"):
+            x = b.norm(x, None, "token_embd_norm")
+        self.positions = b.positions()
+        if self.header.has("position_embd.weight"):
+            table = self.tape.weight(self.header.hidden, self.header.key("context_length"))
+            x = self.tape.op("ADD", x, self.tape.get_rows(table, self.positions))
+        self.memory()
+        self.out = b.out_ids()
+        return x
+
+    def memory(self) -> None:
+        """The caches' inputs: full layers', then windows'."""
+        for window in (False, True) if True in self.caches else (False,):
+            self.inputs[window] = self.b.cells(self.caches[window])
+        for window, cells in self.inputs.items():
+            layer = next((one for one in self.header.layers if self.header.window(one) == window), None)
+            if layer is not None:
+                k_dim, v_dim = self.header.head_dims(layer)
+                self.b.rotations(cells, k_dim, v_dim)
+
+    def body(self, x: T) -> T:
+        """All layers; of the last only the wanted tokens go on."""
+        for layer in self.header.layers:
+            x = self.layer(x, layer, last=layer.number == len(self.header.layers) - 1)
+        return x
+
+    def rows(self, x: T, last: bool) -> T:
+        """The wanted tokens' rows, in the last layer."""
+        return self.tape.get_rows(x, self.out) if last else x
+
+    # -- a layer ----------------------------------------------------------------------------------
+
+    def layer(self, x: T, layer: Layer, *, last: bool) -> T:
+        """Attention and MLP around the residual."""
+        b, tape, arch = self.b, self.tape, self.header.arch
+        residual = x
+        normed = b.norm(x, layer, "attn_norm") if layer.has("attn_norm.weight") else x
+        attended = self.mixer(normed, layer)
+        attended, residual = self.rows(attended, last), self.rows(residual, last)
+        if arch in PARALLEL:
+            if layer.has("ffn_norm.weight"):
+                normed = b.norm(residual, layer, "ffn_norm")
+            else:
+                normed = self.rows(normed, last)
+            mlp = self.mlp(normed, layer)
+            return tape.op("ADD", tape.op("ADD", mlp, residual), attended)
+        for name in ("post_attention_norm", "attn_post_norm"):
+            if layer.has(f"{name}.weight") and self.norm_after_attention(layer):
+                attended = b.norm(attended, layer, name)
+        if arch in SCALED_RESIDUAL and self.scales():
+            attended = tape.op("SCALE", attended)
+        inside = tape.op("ADD", attended, residual)
+        mlp = inside
+        name = self.mlp_norm(layer)
+        if name:
+            mlp = b.norm(inside, layer, name)
+        mlp = self.mlp(mlp, layer)
+        if layer.has("post_ffw_norm.weight"):
+            mlp = b.norm(mlp, layer, "post_ffw_norm")
+        if arch in SCALED_RESIDUAL and self.scales():
+            mlp = tape.op("SCALE", mlp)
+        return tape.op("ADD", mlp, inside)
+
+    def scales(self) -> bool:
+        """Whether residual_scale is a step."""
+        return self.header.scale("residual_scale") not in (0.0,)
+
+    def norm_after_attention(self, layer: Layer) -> bool:
+        """post_attention_norm is the MLP's own norm where there is no ffn_norm."""
+        return layer.has("ffn_norm.weight") or layer.has("post_ffw_norm.weight")
+
+    def mlp_norm(self, layer: Layer) -> str:
+        """The norm before the MLP."""
+        for name in ("ffn_norm", "post_attention_norm"):
+            if layer.has(f"{name}.weight") and not (name == "post_attention_norm" and self.norm_after_attention(layer)):
+                return name
+        return "ffn_norm" if layer.has("ffn_norm") else ""
+
+    def mixer(self, x: T, layer: Layer) -> T:
+        """Attention, up to and with its output projection."""
+        b, tape, arch, header = self.b, self.tape, self.header.arch, self.header
+        heads, kv_heads = header.heads(layer)
+        k_dim, v_dim = header.head_dims(layer)
+        window = header.window(layer) and True in self.inputs
+        gate_input = x
+        q, k, v = b.qkv(x, layer, heads, kv_heads, k_dim, v_dim)
+        q, k = self.qk(q, k, layer)
+        if arch in SCALED_QUERIES:
+            q = tape.op("SCALE", q)
+        out = b.attend(
+            self.inputs[window], q, k, v, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, window=True in self.inputs,
+            sinks=layer.has("attn_sinks.weight"),
+        )  # fmt: skip
+        if layer.has("attn_gate.weight"):
+            gate = tape.op("UNARY", tape.mul_mat(b.weight_of(layer, "attn_gate.weight"), gate_input))
+            out = tape.op("MUL", out, gate)
+        if layer.has("attn_sub_norm.weight"):
+            out = b.norm(out, layer, "attn_sub_norm")
+        return b.project(out, layer, "attn_output") if layer.has("attn_output.weight") else out
+
+    def qk(self, q: T, k: T, layer: Layer) -> tuple[T, T]:
+        """Norms and RoPE of queries and keys."""
+        b, header = self.b, self.header
+        whole = layer.has("attn_q_norm.weight") and layer.shape("attn_q_norm.weight")[0] != q.ne[0]
+        found = []
+        for x, name in ((q, "attn_q_norm"), (k, "attn_k_norm")):
+            ne = x.ne
+            if layer.has(f"{name}.weight"):
+                if whole:
+                    x = self.tape.reshape(x, ne[0] * ne[1], ne[2])
+                x = b.norm(x, layer, name)
+                if whole:
+                    x = self.tape.reshape(x, *ne)
+            if header.arch not in NO_ROPE:
+                x = b.rope(x, self.positions)
+            found.append(x)
+        return found[0], found[1]
+
+    def mlp(self, x: T, layer: Layer) -> T:
+        """An MLP, a mixture, or both."""
+        b, tape = self.b, self.tape
+        if not layer.has("ffn_gate_inp.weight"):
+            if layer.has("ffn_sub_norm.weight"):  # BitNet
+                up = tape.mul_mat(b.weight_of(layer, "ffn_up.weight"), x)
+                gate = tape.mul_mat(b.weight_of(layer, "ffn_gate.weight"), x)
+                return b.project(b.norm(tape.glu(gate, up), layer, "ffn_sub_norm"), layer, "ffn_down")
+            return b.ffn(x, layer) if layer.has("ffn_down.weight") else x
+        routed = b.moe(x, layer)
+        if not layer.has("ffn_down_shexp.weight"):
+            return routed
+        if layer.has("ffn_gate_inp_shexp.weight"):
+            gate = tape.mul_mat(tape.weight(x.ne[0], 1), x)
+            shared = b.ffn(x, layer, "_shexp")
+            if self.header.arch == "qwen2moe":
+                gate = tape.op("DIV", tape.op("UNARY", gate), gate)
+            else:
+                gate = tape.op("UNARY", gate)
+            return tape.op("ADD", routed, tape.op("MUL", shared, gate))
+        return tape.op("ADD", routed, b.ffn(x, layer, "_shexp"))
+
+
+def header_windows(header: Header) -> bool:
+    """Whether windows have caches of their own."""
+    return header.arch in WINDOWS and any(header.window(layer) for layer in header.layers)
