@@ -235,7 +235,8 @@ def _step35(model: Model, own: Shapes) -> Metadata:
 OF_ARCHITECTURE: dict[str, Callable[[Model, Shapes], Metadata]] = {
     **dict.fromkeys(("deepseek2", "minicpm3", "mistral4"), _mla),
     **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
-    **dict.fromkeys(("cohere2", "cohere2moe", "command-r", "granite", "granite_swa", "granitemoe"), _scales),
+    **dict.fromkeys(("cohere2", "cohere2moe", "command-r"), lambda m, o: {"logit_scale": 0.25}),
+    **dict.fromkeys(("granite", "granite_swa", "granitemoe"), _scales),
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), _sections),
     **dict.fromkeys(("qwen35", "qwen35moe"), lambda m, o: {**_sections(m, o), **_delta(m, o)}),
     "qwen3next": lambda m, o: _delta(m, o),

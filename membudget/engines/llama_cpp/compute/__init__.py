@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from membudget.engines.llama_cpp.compute.graphs import compute_buffer, supported
+from membudget.engines.llama_cpp.compute.graphs import compute_buffer, proven
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 
-__all__ = ["ComputeError", "Header", "compute_buffer", "supported"]
+__all__ = ["ComputeError", "Header", "compute_buffer", "proven"]

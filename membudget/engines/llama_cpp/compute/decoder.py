@@ -5,7 +5,7 @@ Source: llama.cpp v0.4.0 src/models/*.cpp.
 
 from __future__ import annotations
 
-from membudget.engines.llama_cpp.compute.header import Header, Layer
+from membudget.engines.llama_cpp.compute.header import Layer
 from membudget.engines.llama_cpp.compute.parts import Build, Cells
 from membudget.engines.llama_cpp.compute.tape import T
 
@@ -17,13 +17,14 @@ SCALED = frozenset(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "minicpm",
 SCALED_QUERIES = frozenset(("gemma", "gemma2", "gemma3", "phi2", "phi3"))
 #: Sub-layers' outputs are scaled before they are added.
 SCALED_RESIDUAL = frozenset(("granite", "granitemoe", "granite_swa", "granitehybrid", "minicpm", "minicpm3"))
-#: Two-way graphs that keep windows' caches apart (build_attn_inp_kv_iswa).
-WINDOWS = frozenset(
-    (
-        "afmoe", "cohere2", "cohere2moe", "exaone4", "exaone-moe", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss",
-        "granite_swa", "laguna", "llama4", "mellum", "mimo2", "olmo2", "plamo3", "smallthinker", "step35",
-    )
-)  # fmt: skip
+#: Residuals are the first operand where they are added: they are computed first.
+RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe"))
+#: The same of the MLP's alone.
+MLP_RESIDUAL_FIRST = frozenset((*RESIDUAL_FIRST, "phi3", "phimoe"))
+#: The wanted tokens' rows are chosen after the last layer.
+ROWS_LAST = frozenset(("gpt-oss",))
+#: RoPE in windows' layers alone.
+WINDOW_ROPE = frozenset(("cohere2", "cohere2moe", "exaone4", "afmoe"))
 #: No RoPE at all.
 NO_ROPE = frozenset(("bloom", "gpt2", "jais", "mpt", "refact", "starcoder", "jamba"))
 
@@ -83,22 +84,24 @@ class Decoder:
         """Attention and MLP around the residual."""
         b, tape, arch = self.b, self.tape, self.header.arch
         residual = x
-        normed = b.norm(x, layer, "attn_norm") if layer.has("attn_norm.weight") else x
+        normed = b.norm(x, layer, "attn_norm") if layer.has("attn_norm.weight") or arch == "olmo" else x
         attended = self.mixer(normed, layer)
-        attended, residual = self.rows(attended, last), self.rows(residual, last)
+        late = arch in ROWS_LAST
+        attended, residual = self.rows(attended, last and not late), self.rows(residual, last and not late)
         if arch in PARALLEL:
-            if layer.has("ffn_norm.weight"):
-                normed = b.norm(residual, layer, "ffn_norm")
-            else:
-                normed = self.rows(normed, last)
+            own = layer.has("ffn_norm.weight")
+            normed = b.norm(residual, layer, "ffn_norm") if own else self.rows(normed, last)
             mlp = self.mlp(normed, layer)
+            if arch == "phi2":
+                return tape.op("ADD", tape.op("ADD", attended, mlp), residual)
             return tape.op("ADD", tape.op("ADD", mlp, residual), attended)
         for name in ("post_attention_norm", "attn_post_norm"):
             if layer.has(f"{name}.weight") and self.norm_after_attention(layer):
                 attended = b.norm(attended, layer, name)
         if arch in SCALED_RESIDUAL and self.scales():
             attended = tape.op("SCALE", attended)
-        inside = tape.op("ADD", attended, residual)
+        first = arch in RESIDUAL_FIRST
+        inside = tape.op("ADD", *((residual, attended) if first else (attended, residual)))
         mlp = inside
         name = self.mlp_norm(layer)
         if name:
@@ -108,7 +111,11 @@ class Decoder:
             mlp = b.norm(mlp, layer, "post_ffw_norm")
         if arch in SCALED_RESIDUAL and self.scales():
             mlp = tape.op("SCALE", mlp)
-        return tape.op("ADD", mlp, inside)
+        if layer.has("layer_output_scale.weight"):
+            mlp = tape.op("ADD", mlp, inside)
+            return self.rows(tape.op("MUL", mlp, tape.weight(1)), False)
+        x = tape.op("ADD", *((inside, mlp) if arch in MLP_RESIDUAL_FIRST else (mlp, inside)))
+        return self.rows(tape.keep(x), last) if last and late else x
 
     def scales(self) -> bool:
         """Whether residual_scale is a step."""
@@ -120,10 +127,10 @@ class Decoder:
 
     def mlp_norm(self, layer: Layer) -> str:
         """The norm before the MLP."""
-        for name in ("ffn_norm", "post_attention_norm"):
+        for name in ("ffn_norm", "attn_output_norm", "post_attention_norm"):
             if layer.has(f"{name}.weight") and not (name == "post_attention_norm" and self.norm_after_attention(layer)):
                 return name
-        return "ffn_norm" if layer.has("ffn_norm") else ""
+        return "ffn_norm" if layer.has("ffn_norm") or self.header.arch == "olmo" else ""
 
     def mixer(self, x: T, layer: Layer) -> T:
         """Attention, up to and with its output projection."""
@@ -132,8 +139,15 @@ class Decoder:
         k_dim, v_dim = header.head_dims(layer)
         window = header.window(layer) and True in self.inputs
         gate_input = x
-        q, k, v = b.qkv(x, layer, heads, kv_heads, k_dim, v_dim)
-        q, k = self.qk(q, k, layer)
+        flat = layer.has("attn_q_norm.weight") and layer.shape("attn_q_norm.weight")[0] != k_dim
+        flat = flat and len(layer.shape("attn_q_norm.weight")) == 1
+        q, k, v = b.qkv(x, layer, heads, kv_heads, k_dim, v_dim, flat=flat)
+        if flat:  # normed over all heads together
+            q = tape.reshape(b.norm(q, layer, "attn_q_norm"), k_dim, heads, b.tokens)
+            k = tape.reshape(b.norm(k, layer, "attn_k_norm"), k_dim, kv_heads, b.tokens)
+        q, k = self.qk(q, k, layer, normed=flat)
+        if arch == "gemma4":
+            v = tape.op("RMS_NORM", v)
         if arch in SCALED_QUERIES:
             q = tape.op("SCALE", q)
         out = b.attend(
@@ -141,26 +155,29 @@ class Decoder:
             sinks=layer.has("attn_sinks.weight"),
         )  # fmt: skip
         if layer.has("attn_gate.weight"):
-            gate = tape.op("UNARY", tape.mul_mat(b.weight_of(layer, "attn_gate.weight"), gate_input))
-            out = tape.op("MUL", out, gate)
+            out = self.gated(out, gate_input, layer, heads, v_dim)
         if layer.has("attn_sub_norm.weight"):
             out = b.norm(out, layer, "attn_sub_norm")
         return b.project(out, layer, "attn_output") if layer.has("attn_output.weight") else out
 
-    def qk(self, q: T, k: T, layer: Layer) -> tuple[T, T]:
+    def gated(self, out: T, x: T, layer: Layer, heads: int, v_dim: int) -> T:
+        """Attention's output times a gate, an element or a head."""
+        tape = self.tape
+        weight = self.b.weight_of(layer, "attn_gate.weight")
+        if weight.ne[1] != heads or self.header.arch == "afmoe":
+            return tape.op("MUL", out, tape.op("UNARY", tape.mul_mat(weight, x)))
+        shaped = tape.reshape(out, v_dim, heads, self.b.tokens)
+        gate = tape.reshape(tape.op("UNARY", tape.mul_mat(weight, x)), 1, heads, self.b.tokens)
+        return tape.reshape(tape.op("MUL", shaped, gate), v_dim * heads, self.b.tokens)
+
+    def qk(self, q: T, k: T, layer: Layer, *, normed: bool = False) -> tuple[T, T]:
         """Norms and RoPE of queries and keys."""
         b, header = self.b, self.header
-        whole = layer.has("attn_q_norm.weight") and layer.shape("attn_q_norm.weight")[0] != q.ne[0]
         found = []
         for x, name in ((q, "attn_q_norm"), (k, "attn_k_norm")):
-            ne = x.ne
-            if layer.has(f"{name}.weight"):
-                if whole:
-                    x = self.tape.reshape(x, ne[0] * ne[1], ne[2])
+            if layer.has(f"{name}.weight") and not normed:
                 x = b.norm(x, layer, name)
-                if whole:
-                    x = self.tape.reshape(x, *ne)
-            if header.arch not in NO_ROPE:
+            if header.arch not in NO_ROPE and not (header.arch in WINDOW_ROPE and not header.window(layer)):
                 x = b.rope(x, self.positions)
             found.append(x)
         return found[0], found[1]
@@ -186,8 +203,3 @@ class Decoder:
                 gate = tape.op("UNARY", gate)
             return tape.op("ADD", routed, tape.op("MUL", shared, gate))
         return tape.op("ADD", routed, b.ffn(x, layer, "_shexp"))
-
-
-def header_windows(header: Header) -> bool:
-    """Whether windows have caches of their own."""
-    return header.arch in WINDOWS and any(header.window(layer) for layer in header.layers)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from membudget.engines.llama_cpp.allocator import CPU_ALIGNMENT
+from collections.abc import Callable
+from dataclasses import replace
+
+from membudget.engines.llama_cpp.allocator import CPU_ALIGNMENT, DEVICE_ALIGNMENT, buffer_size
 from membudget.engines.llama_cpp.cells import window_cells
-from membudget.engines.llama_cpp.compute.decoder import Decoder, header_windows
+from membudget.engines.llama_cpp.compute.decoder import Decoder
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.compute.latent import Latent
 from membudget.engines.llama_cpp.compute.parts import Build
 from membudget.engines.llama_cpp.compute.states import Delta, Hybrid, OneEach, Parallel, States
+from membudget.engines.llama_cpp.compute.tape import Tape
 from membudget.engines.llama_cpp.settings import Settings
 
 #: Architectures whose graph is built here, and by which class.
@@ -22,9 +26,16 @@ GRAPHS: dict[str, type[Decoder]] = {
 }
 
 
-def supported(arch: str) -> bool:
-    """Whether this architecture's graph is known here."""
-    return arch in GRAPHS
+#: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
+OTHER = frozenset(
+    ("bailingmoe3", "deci", "deepseek32", "deepseek4", "dots3note", "gemma3n", "glm-dsa", "kimi-linear", "minimax-01",
+     "minimax-m3", "plamo2", "qwen3next", "qwen4exp", "step35")
+)  # fmt: skip
+
+
+def proven(arch: str) -> bool:
+    """Whether the graph of this architecture was held against llama.cpp's own (fixtures/llama_cpp/census.json)."""
+    return arch not in OTHER
 
 
 def compute_buffer(header: Header, settings: Settings, alignment: int = CPU_ALIGNMENT) -> int:
@@ -32,7 +43,52 @@ def compute_buffer(header: Header, settings: Settings, alignment: int = CPU_ALIG
 
     Raises `ComputeError` for an architecture whose graph is not known here.
     """
-    return graph(header, settings).tape.size(alignment)
+    _known(header)
+    return _once(header, settings, lambda plain: graph(header, plain).tape.size(alignment), "compute", alignment)
+
+
+def _once(header: Header, settings: Settings, size: Callable[[Settings], int], *what: object) -> int:
+    """A size that was asked for before, whatever is on which device."""
+    plain = replace(settings, n_gpu_layers=None, n_cpu_moe=0, override_tensor=(), tensor_split=(), kv_offload=True)
+    if (*what, plain) not in header.memo:
+        header.memo[*what, plain] = size(plain)
+    return header.memo[*what, plain]
+
+
+def _known(header: Header) -> None:
+    if not proven(header.arch):
+        raise ComputeError(
+            f"the compute buffer of {header.arch} is not known here; ask llama.cpp: membudget oracle --engine llama_cpp"
+        )
+
+
+def split_buffers(header: Header, settings: Settings, alignment: int = DEVICE_ALIGNMENT) -> tuple[int, int]:
+    """(device, host) bytes of the compute buffers with all layers on one device.
+
+    The host has the inputs and the rows of the embedding table, which stays there; the device has copies of them at
+    the start of its part of the graph, and the rest.  Source: ggml-backend.cpp (ggml_backend_sched_split_graph).
+    """
+    _known(header)
+    device = _once(header, settings, lambda plain: _device(graph(header, plain).tape, alignment), "device", alignment)
+    return device, _once(header, settings, lambda plain: _host(graph(header, plain).tape), "host")
+
+
+def _host(tape: Tape) -> int:
+    inputs = (*tape.inputs, tape.order[0])
+    return sum(-(-tape.nodes[number].nbytes // CPU_ALIGNMENT) * CPU_ALIGNMENT for number in inputs)
+
+
+def _device(tape: Tape, alignment: int) -> int:
+    nodes, order = list(tape.nodes), list(tape.order)
+    rows = order[0]
+    given = tape.inputs[:2]
+    copied = [rows]
+    for number in order[1:]:
+        copied += [source for source in nodes[number].sources if nodes[source].first and source not in copied]
+    copied = [number for number in copied if number not in given]
+    for number in copied:
+        nodes[number] = nodes[number]._replace(op="COPY", sources=(), first=False)
+    return buffer_size(nodes, [*copied, *order[1:]], alignment)
 
 
 def graph(header: Header, settings: Settings) -> Build:
@@ -45,13 +101,15 @@ def graph(header: Header, settings: Settings) -> Build:
     tokens = -(-tokens // seqs) * seqs
     build = Build(header, settings, tokens, seqs, settings.outputs(trained))
     caches = {False: each}
-    if header_windows(header):
+    if header.windows:
         window = header.key("attention.sliding_window")
-        caches[True] = each if settings.swa_full else window_cells(
-            window, each, slots=seqs, unified=settings.unified, ubatch=settings.ubatch(trained)
+        caches[True] = (
+            each
+            if settings.swa_full
+            else window_cells(window, each, slots=seqs, unified=settings.unified, ubatch=settings.ubatch(trained))
         )
     kind(build, caches).run()
     return build
 
 
-__all__ = ["GRAPHS", "ComputeError", "compute_buffer", "graph", "supported"]
+__all__ = ["GRAPHS", "OTHER", "ComputeError", "compute_buffer", "graph", "proven", "split_buffers"]

@@ -14,7 +14,14 @@ Shape = tuple[int, ...]
 _CENTERED = frozenset(
     (
         "bloom", "codeshell", "cohere2", "command-r", "dbrx", "falcon", "gpt2", "gptneox", "jais", "jais2", "mpt",
-        "nemotron", "olmo", "orion", "phi2", "phimoe", "stablelm", "starcoder", "starcoder2",
+        "nemotron", "olmo", "orion", "phi2", "stablelm", "starcoder", "starcoder2",
+    )
+)  # fmt: skip
+#: Architectures whose graphs keep windows' caches apart.
+WINDOWS = frozenset(
+    (
+        "afmoe", "cohere2", "cohere2moe", "exaone4", "exaone-moe", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss",
+        "granite_swa", "laguna", "llama4", "mellum", "mimo2", "olmo2", "plamo3", "smallthinker", "step35",
     )
 )  # fmt: skip
 #: Architectures whose RoPE has sections: four positions a token.
@@ -59,6 +66,8 @@ class Header:
         prefix = self.arch + "."
         self.keys = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
         self.shapes = shapes
+        #: sizes that were asked for before
+        self.memo: dict[Any, int] = {}
         count = self.key("block_count") - self.key("nextn_predict_layers", 0)
         parts: list[dict[str, Shape]] = [{} for _ in range(count)]
         for name, shape in shapes.items():
@@ -185,9 +194,16 @@ class Header:
 
     # -- attention --------------------------------------------------------------------------------
 
+    @cached_property
+    def windows(self) -> bool:
+        """Whether windows have caches of their own (build_attn_inp_kv_iswa)."""
+        if self.arch not in WINDOWS or not self.key("attention.sliding_window", 0):
+            return False
+        return any(self.list("attention.sliding_window_pattern"))
+
     def window(self, layer: Layer) -> bool:
         """Whether this layer's cache is the windows'."""
-        return bool(self.each("attention.sliding_window_pattern", layer))
+        return self.windows and bool(self.each("attention.sliding_window_pattern", layer))
 
     def heads(self, layer: Layer) -> tuple[int, int]:
         """(query heads, KV heads) of a layer."""

@@ -129,8 +129,10 @@ class Build:
 
     # -- attention --------------------------------------------------------------------------------
 
-    def qkv(self, x: T, layer: Layer, heads: int, kv_heads: int, k_dim: int, v_dim: int) -> tuple[T, T, T]:
-        """Queries, keys and values by heads."""
+    def qkv(
+        self, x: T, layer: Layer, heads: int, kv_heads: int, k_dim: int, v_dim: int, *, flat: bool = False
+    ) -> tuple[T, T, T]:
+        """Queries, keys and values by heads; flat: queries and keys as they are projected."""
         tape = self.tape
         clamp = bool(self.header.scale("attention.clamp_kqv"))
         if layer.has("attn_qkv.weight"):
@@ -147,6 +149,8 @@ class Build:
             one = self.project(x, layer, name)
             found.append(tape.op("CLAMP", one) if clamp else one)
         q, k, v = found
+        if flat:
+            return q, k, tape.reshape(v, v_dim, kv_heads, self.tokens)
         return (
             tape.reshape(q, k_dim, heads, self.tokens),
             tape.reshape(k, k_dim, kv_heads, self.tokens),
@@ -184,7 +188,7 @@ class Build:
     ) -> T:  # fmt: skip
         """Attention over a cache, up to where the output projection reads it.
 
-        latent: MLA's decompression, with keys that hold the values too.  k, v: None where another layer's cache is read.
+        latent: MLA's decompression, with keys that hold the values too.  k, v: None where another layer's is read.
         """
         tape = self.tape
         if cells.k_rot:
@@ -360,6 +364,7 @@ class Build:
         """The last norm and the logits, and the graph's end."""
         tape, header = self.tape, self.header
         x = self.norm(x, None, "output_norm" if header.has("output_norm.weight") else header.last_norm)
+        tape.keep(x)
         x = tape.mul_mat(tape.weight(x.ne[0], header.vocab), x)
         if header.has("output.bias"):
             x = tape.op("ADD", x, tape.weight(header.vocab))
@@ -367,7 +372,7 @@ class Build:
             x = tape.op("SCALE", x)
         if header.scale("final_logit_softcapping"):
             x = tape.op("SCALE", tape.op("UNARY", tape.op("SCALE", x)))
-        tape.expand(x)
+        tape.expand(tape.keep(x))
 
 
 __all__ = ["Build", "Cells"]

@@ -19,7 +19,8 @@ class Hybrid(Decoder):
     def memory(self) -> None:
         """The states' order, then the caches' inputs."""
         self.rs = self.header_states()
-        self.copies = self.tape.input(self.b.seqs * self.rs, kind="I32")
+        copies = self.tape.input(self.b.seqs, kind="I32")
+        self.own, self.rest = self.tape.view(copies, self.b.seqs), self.tape.view(copies, 0)
         if self.attends:
             self.inputs[False] = self.b.cells(self.caches[False])
             layer = next((one for one in self.header.layers if self.header.heads(one)[1]), None)
@@ -54,8 +55,15 @@ class Hybrid(Decoder):
         tape = self.tape
         states = tape.weight(width, self.b.seqs * self.rs, kind="F32")
         flat = self.zeroed(states)
-        ids = tape.view(self.copies, self.b.seqs)
-        return states, tape.expand(tape.get_rows(flat, ids))
+        rows = tape.expand(tape.get_rows(flat, self.own))
+        self.others(flat, states)
+        return states, rows
+
+    def others(self, flat: T, states: T) -> None:
+        """States of sequences that are not in the batch; there are none in a whole one."""
+        tape = self.tape
+        none = tape.get_rows(flat, self.rest)
+        tape.expand(tape.cpy(none, tape.view(states, states.ne[0], 0)))
 
     def zeroed(self, states: T) -> T:
         """The states, one cleared in place."""
@@ -80,9 +88,10 @@ class Hybrid(Decoder):
         shaped = tape.reshape(flat, state, width // heads, heads, seqs * self.rs)
         total = width * self.each * seqs + self.rs * state * width * seqs
         a = tape.weight(1, heads)
-        ids = tape.view(self.copies, seqs)
-        y = tape.op("SSM_SCAN", shaped, x, dt, a, b, c, ids, ne=(total, 1, 1, 1))
-        return tape.expand(y), states
+        y = tape.op("SSM_SCAN", shaped, x, dt, a, b, c, self.own, ne=(total, 1, 1, 1))
+        tape.expand(y)
+        self.others(flat, states)
+        return y, states
 
     def convolve(self, x: T, layer: Layer, kernel: int, channels: int, name: str = "ssm_conv1d") -> T:
         """The inputs of a convolution, its state before them, saved, and the convolution."""
@@ -109,7 +118,7 @@ class Hybrid(Decoder):
         parts = tape.mul_mat(b.weight_of(layer, "ssm_x.weight"), x)
         dt = tape.view(parts, rank, each, seqs)
         left, right = tape.view(parts, state, 1, each, seqs), tape.view(parts, state, 1, each, seqs)
-        if layer.has("ssm_dt_norm.weight") or header.arch == "mamba" and header.key("ssm.dt_b_c_rms", 0):
+        if layer.has("ssm_dt_norm.weight") or (header.arch == "mamba" and header.key("ssm.dt_b_c_rms", 0)):
             dt, left, right = (
                 b.norm(part, layer, name)
                 for part, name in ((dt, "ssm_dt_norm"), (left, "ssm_b_norm"), (right, "ssm_c_norm"))
@@ -194,9 +203,7 @@ class Hybrid(Decoder):
         out = tape.mul_mat(b.weight_of(layer, "ssm_out.weight"), out)
         return tape.reshape(out, out.ne[0], b.tokens)
 
-    def delta_inputs(
-        self, x: T, layer: Layer, inner: int, width: int, k_heads: int, v_heads: int
-    ) -> tuple[T, T, T, T]:
+    def delta_inputs(self, x: T, layer: Layer, inner: int, width: int, k_heads: int, v_heads: int) -> tuple[T, T, T, T]:
         """(queries, keys and values mixed; z; beta; alpha)."""
         b, tape, seqs, each = self.b, self.tape, self.b.seqs, self.each
         mixed = tape.mul_mat(b.weight_of(layer, "attn_qkv.weight"), x)
@@ -257,8 +264,8 @@ class Delta(Hybrid):
         """As a decoder, the rows of logits chosen last."""
         x = self.body(self.start())
         b, tape = self.b, self.tape
-        x = tape.get_rows(b.norm(x, None, "output_norm"), self.out)
-        tape.expand(tape.mul_mat(tape.weight(x.ne[0], self.header.vocab), x))
+        x = tape.keep(tape.get_rows(tape.keep(b.norm(x, None, "output_norm")), self.out))
+        tape.expand(tape.keep(tape.mul_mat(tape.weight(x.ne[0], self.header.vocab), x)))
 
     def mixer(self, x: T, layer: Layer) -> T:
         """Attention with a gate in the queries' projection."""
@@ -312,7 +319,7 @@ class OneEach(Hybrid):
             part = self.mixer(normed, layer)
         return self.tape.op("ADD", part, x)
 
-    def qk(self, q: T, k: T, layer: Layer) -> tuple[T, T]:
+    def qk(self, q: T, k: T, layer: Layer, *, normed: bool = False) -> tuple[T, T]:
         """No RoPE."""
         return q, k
 

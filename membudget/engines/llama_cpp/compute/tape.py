@@ -152,6 +152,11 @@ class Tape:
                 self.inputs.append(number)
         return tensor
 
+    def keep(self, tensor: T) -> T:
+        """Mark an output: its memory is not given to others."""
+        self.nodes[tensor.number] = self.nodes[tensor.number]._replace(kept=True)
+        return tensor
+
     def size(self, alignment: int) -> int:
         """Bytes of the buffer that this graph's temporaries need."""
         return buffer_size(self.nodes, self.order, alignment, self.inputs)
