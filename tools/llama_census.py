@@ -49,16 +49,21 @@ GRID = (
 #: What a class's defaults leave out or set so that no published model has it.
 GIVEN: dict[str, dict[str, Any]] = {
     "bitnet": {"tie_word_embeddings": True},
-    "dots1": {"n_routed_experts": 128, "first_k_dense_replace": 1},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "hunyuan_v1_moe": {"num_experts": 16, "moe_topk": 2},
-    "step3p5": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 15},
+    "step3p5": {
+        "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 15,
+    },
 }
 
 
 def candidate(model_type: str, published: dict[str, list[Model]]) -> Model:
     """The model to ask about: a published one, else the class's defaults."""
-    if model_type in published:
-        return min(published[model_type], key=lambda model: model.count.params)
+    for model in sorted(published.get(model_type, ()), key=lambda one: one.count.params):
+        with contextlib.suppress(MembudgetError):
+            metadata(model, {item.name: item.shape for item in tensors(gguf("q4_k_m", "Q4_K_M"), model)})
+            return model
     return build({"model_type": model_type, **GIVEN.get(model_type, {})}, name=model_type)
 
 
@@ -68,6 +73,7 @@ def published_models() -> dict[str, list[Model]]:
     for path in sorted((ROOT / "membudget" / "data" / "models").glob("*--*.json")):
         try:
             model = build(path, name=path.stem)
+            _ = model.count.params
         except MembudgetError:
             continue
         found.setdefault(model.model_type, []).append(model)

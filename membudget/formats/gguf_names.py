@@ -223,6 +223,10 @@ def named(tensor: Tensor, model: Model) -> list[Named]:
         return []
     if ours == "attn_kv_b":
         return _split_kv_b(prefix, shape, match[1] if match else "0", model)
+    if ours == "ssm_in" and model.model_type == "qwen3_next":  # converters before 2026 wrote ssm_in whole
+        rows = model.config.integer("linear_num_value_heads") * model.config.integer("linear_value_head_dim")
+        joined = (shape[0] - rows, *shape[1:])
+        return [Named(prefix + "attn_qkv.weight", joined), Named(prefix + "attn_gate.weight", (rows, *shape[1:]))]
     if (
         ours == "ssm_g_a"
         and model.model_type == "bailing_hybrid"

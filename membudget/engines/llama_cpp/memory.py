@@ -43,7 +43,7 @@ def caches(header: Header, settings: Settings) -> list[Part]:
         keys = values = 0
         for layer in layers:
             k, v = row(header, layer)
-            values_width = v if settings.flash or not v else header.v_width(v)
+            values_width = value_row(header, v, settings)
             keys += TYPES[settings.cache_type_k.upper()].row(k)
             values += TYPES[settings.cache_type_v.upper()].row(values_width)
         found.append(Part(name, len(layers), cells, keys * cells * streams, values * cells * streams))
@@ -71,6 +71,8 @@ def has_cells(header: Header, layer: Layer) -> bool:
         return False
     if header.arch != "falcon-h1" and is_recurrent(layer):
         return False
+    if header.arch == "deci":
+        return True  # a layer without attention has rows of no keys
     return any(layer.has(f"{name}.weight") for name in ("attn_k", "attn_qkv", "attn_kv_a_mqa", "attn_kv"))
 
 
@@ -86,6 +88,15 @@ def row(header: Header, layer: Layer) -> tuple[int, int]:
     kv_heads = header.heads(layer)[1]
     k, v = header.head_dims(layer)
     return kv_heads * k, kv_heads * v
+
+
+def value_row(header: Header, own: int, settings: Settings) -> int:
+    """Columns of a row of values: as wide as the widest layer's in a cache that is transposed, without flash attention.
+
+    own: the layer's; 0 is none, as in MLA's cache of keys alone.
+    """
+    padded = not settings.flash and (own or header.arch == "deci")
+    return header.v_width(own) if padded else own
 
 
 def states(header: Header) -> tuple[int, int]:
@@ -111,4 +122,4 @@ def output_buffer(header: Header, settings: Settings) -> int:
     return 4 * header.vocab * settings.slots
 
 
-__all__ = ["Part", "caches", "has_cells", "is_recurrent", "output_buffer", "row", "states"]
+__all__ = ["Part", "caches", "has_cells", "is_recurrent", "output_buffer", "row", "states", "value_row"]

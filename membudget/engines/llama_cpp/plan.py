@@ -14,7 +14,7 @@ from membudget.checkpoint.gguf_header import tensors
 from membudget.checkpoint.gguf_header_keys import metadata
 from membudget.engines.llama_cpp.compute.graphs import compute_buffer, split_buffers
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
-from membudget.engines.llama_cpp.memory import caches, has_cells, is_recurrent, output_buffer, row, states
+from membudget.engines.llama_cpp.memory import caches, has_cells, is_recurrent, output_buffer, row, states, value_row
 from membudget.engines.llama_cpp.offload import HOST, INPUT, device_of, places, weights
 from membudget.engines.llama_cpp.overhead import overhead
 from membudget.engines.llama_cpp.settings import Settings
@@ -214,8 +214,7 @@ def _caches(header: Header, settings: Settings, devices: int) -> list[Line]:
         if has_cells(header, layer):
             name = "window" if header.window(layer) else "full"
             k, v = row(header, layer)
-            v = v if settings.flash or not v else header.v_width(v)
-            size = (k_type.row(k) + v_type.row(v)) * parts[name].cells * streams
+            size = (k_type.row(k) + v_type.row(value_row(header, v, settings))) * parts[name].cells * streams
             found[name, place] = found.get((name, place), 0) + size
         if is_recurrent(layer):
             size = 4 * (conv + state) * settings.slots * (1 + settings.draft_max)

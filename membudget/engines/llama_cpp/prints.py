@@ -77,16 +77,25 @@ class Prints:
 
 
 _MIB = r"([0-9]+(?:\.[0-9]+)?) Mi?B"
+_SIZE = r"\"?([0-9]+(?:\.[0-9]+)?) (B|KiB|MiB|GiB)\"?"
 _CACHE = re.compile(
     rf"size *= *{_MIB} *\( *(\d+) cells, *(\d+) layers, *(\d+)(?:/ *(\d+))? seqs\), *K \(([\w.]+)\): *{_MIB}, "
     rf"*V \(([\w.]+)\): *{_MIB}"
 )
-_OLD_CACHE = re.compile(rf"KV self size *= *{_MIB}, *K \(([\w.]+)\): *{_MIB}, *V \(([\w.]+)\): *{_MIB}")
+_OLD_CACHE = re.compile(
+    rf"KV self size *= *{_MIB}, *(?:K|c\^KV) \(([\w.]+)\): *{_MIB}(?:, *(?:V|kv\^T) \(([\w.]+)\): *{_MIB})?"
+)
 _STATE = re.compile(
     rf"size *= *{_MIB} *\( *(\d+) cells, *(\d+) layers, *(\d+) seqs[^)]*\), *R \(([\w.]+)\): *{_MIB}, "
     rf"*S \(([\w.]+)\): *{_MIB}"
 )
-_BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/-]*) +(model|KV|RS|output|compute) buffer size *= *{_MIB}")
+_BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/()-]*) +(?:(model|KV|RS|output|compute) )?buffer size *= *{_MIB}")
+#: Ollama's own runner, which has llama.cpp's devices and not its words.
+_OLLAMA = re.compile(
+    rf'msg="(model weights|kv cache|compute graph)".*? (?:device|buffer|buffer_type)=(\S+) size={_SIZE}'
+)
+_OLLAMA_KINDS = {"model weights": "model", "kv cache": "kv", "compute graph": "compute"}
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _CONTEXT = re.compile(
     r"\b(n_ctx|n_ctx_seq|n_ctx_per_seq|n_batch|n_ubatch|n_seq_max|flash_attn|kv_unified|n_rs_seq|n_outputs_max)"
     r" *= *([\w.]+) *$"
@@ -94,6 +103,8 @@ _CONTEXT = re.compile(
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _GRAPH = re.compile(r"graph (splits|nodes) *= *(\d+)")
 _WINDOW = re.compile(r"creating +(non-SWA|SWA) KV cache")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COMMA = re.compile(r"(\d),(\d\d?)(?= Mi?B)")
 _KINDS = {"model": "model", "KV": "kv", "RS": "rs", "output": "output", "compute": "compute"}
 
 
@@ -102,8 +113,16 @@ def mib(text: str) -> int:
     return round(float(text) * 2**20)
 
 
+def plain(text: str) -> str:
+    """Without colours, and with decimal points."""
+    return _COMMA.sub(r"\1.\2", _COLOUR.sub("", text))
+
+
 def read(text: str) -> Prints:
-    """Every figure in `text`; a form that no pattern knows is passed over."""
+    """Every figure in `text`; a form that no pattern knows is passed over.
+
+    Colours, time stamps and names of services before a line do no harm; decimal commas are read as points.
+    """
     caches: list[CacheLine] = []
     states: list[StateLine] = []
     buffers: dict[str, dict[str, int]] = {name: {} for name in _KINDS.values()}
@@ -111,7 +130,7 @@ def read(text: str) -> Prints:
     offloaded: tuple[int, int] | None = None
     graph: dict[str, int] = {}
     window = False
-    for line in text.splitlines():
+    for line in plain(text).splitlines():
         if found := _WINDOW.search(line):
             window = found[1] == "SWA"
         elif found := _CACHE.search(line):
@@ -121,13 +140,18 @@ def read(text: str) -> Prints:
             )
         elif found := _OLD_CACHE.search(line):
             size, type_k, keys, type_v, values = found.groups()
-            caches.append(CacheLine(mib(size), 0, 0, 0, type_k, type_v, mib(keys), mib(values)))
+            parts = (type_k, type_v or type_k, mib(keys), mib(values or "0"))
+            caches.append(CacheLine(mib(size), 0, 0, 0, *parts))
         elif found := _STATE.search(line):
             size, cells, layers, _, _, conv, _, state = found.groups()
             states.append(StateLine(mib(size), int(cells), int(layers), mib(conv), mib(state)))
         elif found := _BUFFER.search(line):
-            place = buffers[_KINDS[found[2]]]
+            place = buffers[_KINDS[found[2] or "model"]]
             place[found[1]] = place.get(found[1], 0) + mib(found[3])
+        elif found := _OLLAMA.search(line):
+            place = buffers[_OLLAMA_KINDS[found[1]]]
+            # it prints a graph's size once more as it grows
+            place[found[2]] = max(place.get(found[2], 0), round(float(found[3]) * _UNITS[found[4]]))
         elif found := _CONTEXT.search(line):
             context.setdefault(found[1], found[2])
         elif found := _OFFLOADED.search(line):

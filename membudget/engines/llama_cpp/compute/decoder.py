@@ -22,7 +22,9 @@ RESIDUAL_FIRST = frozenset(("jamba", "lfm2", "lfm2moe"))
 #: The same of the MLP's alone.
 MLP_RESIDUAL_FIRST = frozenset((*RESIDUAL_FIRST, "phi3", "phimoe"))
 #: The wanted tokens' rows are chosen after the last layer.
-ROWS_LAST = frozenset(("gpt-oss",))
+ROWS_LAST = frozenset(("gpt-oss", "step35"))
+#: The same after the last norm, whose result is an output, too.
+NORM_THEN_ROWS = frozenset(("cohere2moe", "gemma4", "hy-v3"))
 #: RoPE in windows' layers alone.
 WINDOW_ROPE = frozenset(("cohere2", "cohere2moe", "exaone4", "afmoe"))
 #: No RoPE at all.
@@ -39,8 +41,7 @@ class Decoder:
 
     def run(self) -> None:
         """Embeddings, layers, head."""
-        x = self.start()
-        self.b.head(self.body(x))
+        self.b.head(self.body(self.start()), self.out if self.header.arch in NORM_THEN_ROWS else None)
 
     def start(self) -> T:
         """Embeddings, positions, and the caches' inputs, in llama.cpp's order."""
@@ -86,6 +87,7 @@ class Decoder:
         residual = x
         normed = b.norm(x, layer, "attn_norm") if layer.has("attn_norm.weight") or arch == "olmo" else x
         attended = self.mixer(normed, layer)
+        last = last and arch not in NORM_THEN_ROWS
         late = arch in ROWS_LAST
         attended, residual = self.rows(attended, last and not late), self.rows(residual, last and not late)
         if arch in PARALLEL:
@@ -119,7 +121,7 @@ class Decoder:
 
     def scales(self) -> bool:
         """Whether residual_scale is a step."""
-        return self.header.scale("residual_scale") not in (0.0,)
+        return self.header.arch == "minicpm3" or self.header.scale("residual_scale") not in (0.0,)
 
     def norm_after_attention(self, layer: Layer) -> bool:
         """post_attention_norm is the MLP's own norm where there is no ffn_norm."""
@@ -203,3 +205,42 @@ class Decoder:
                 gate = tape.op("UNARY", gate)
             return tape.op("ADD", routed, tape.op("MUL", shared, gate))
         return tape.op("ADD", routed, b.ffn(x, layer, "_shexp"))
+
+
+class Gemma4(Decoder):
+    """A mixture beside an MLP, each with norms of its own; the router reads the residual."""
+
+    def mlp_norm(self, layer: Layer) -> str:
+        """Both have their own."""
+        return "" if layer.has("ffn_gate_inp.weight") else super().mlp_norm(layer)
+
+    def mlp(self, x: T, layer: Layer) -> T:
+        """An MLP, and the mixture added to it."""
+        if not layer.has("ffn_gate_inp.weight"):
+            return super().mlp(x, layer)
+        b, tape = self.b, self.tape
+        dense = b.norm(b.ffn(b.norm(x, layer, "ffn_norm"), layer), layer, "post_ffw_norm_1")
+        given = tape.op("MUL", tape.op("SCALE", tape.op("RMS_NORM", x)), tape.weight(x.ne[0]))
+        scores = tape.mul_mat(b.weight_of(layer, "ffn_gate_inp.weight"), given)
+        routed = b.moe(b.norm(x, layer, "pre_ffw_norm_2"), layer, scores=scores)
+        return tape.op("ADD", dense, b.norm(routed, layer, "post_ffw_norm_2"))
+
+
+class Deci(Decoder):
+    """Layers without attention, with one linear layer in its place, or without an MLP."""
+
+    def layer(self, x: T, layer: Layer, *, last: bool) -> T:
+        """What the file has of the two."""
+        b, tape = self.b, self.tape
+        heads, kv_heads = self.header.heads(layer)
+        inside = x
+        if heads:
+            normed = b.norm(x, layer, "attn_norm")
+            mixed = self.mixer(normed, layer) if kv_heads else b.project(normed, layer, "attn_output")
+            mixed, x = self.rows(mixed, last), self.rows(x, last)
+            inside = tape.op("ADD", mixed, x)
+        else:
+            inside = self.rows(x, last)
+        if not layer.has("ffn_down.weight"):
+            return inside
+        return tape.op("ADD", self.mlp(b.norm(inside, layer, "ffn_norm"), layer), inside)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from membudget.engines.llama_cpp.allocator import CPU_ALIGNMENT, DEVICE_ALIGNMENT, buffer_size
 from membudget.engines.llama_cpp.cells import window_cells
-from membudget.engines.llama_cpp.compute.decoder import Decoder
+from membudget.engines.llama_cpp.compute.decoder import Deci, Decoder, Gemma4
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.compute.latent import Latent
 from membudget.engines.llama_cpp.compute.parts import Build
-from membudget.engines.llama_cpp.compute.states import Delta, Hybrid, OneEach, Parallel, States
+from membudget.engines.llama_cpp.compute.states import Delta, Hybrid, JoinedDelta, OneEach, Parallel, States
 from membudget.engines.llama_cpp.compute.tape import Tape
 from membudget.engines.llama_cpp.settings import Settings
 
@@ -23,13 +23,16 @@ GRAPHS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), Hybrid),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), OneEach),
     "falcon-h1": Parallel,
+    "gemma4": Gemma4,
+    "deci": Deci,
+    "qwen3next": JoinedDelta,
 }
 
 
 #: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
 OTHER = frozenset(
-    ("bailingmoe3", "deci", "deepseek32", "deepseek4", "dots3note", "gemma3n", "glm-dsa", "kimi-linear", "minimax-01",
-     "minimax-m3", "plamo2", "qwen3next", "qwen4exp", "step35")
+    ("bailingmoe3", "deepseek32", "deepseek4", "dots3note", "gemma3n", "glm-dsa", "kimi-linear", "minimax-01",
+     "minimax-m3", "plamo2", "qwen4exp")
 )  # fmt: skip
 
 

@@ -30,7 +30,10 @@ class Latent(Decoder):
         """(width of a key, of a value) of one expanded head."""
         header = self.header
         k = header.key("attention.key_length_mla", header.key("attention.key_length"))
-        return k, header.key("attention.value_length_mla", header.key("attention.value_length"))
+        return k, header.key(
+            "attention.value_length_mla",
+            header.key("attention.value_length", header.hidden // max(header.list("attention.head_count"))),
+        )
 
     def query(self, x: T, layer: Layer) -> T:
         """Queries of all heads, through their own latent where there is one."""

@@ -124,6 +124,9 @@ class Build:
         """Rotated by a Hadamard matrix."""
         tape, size = self.tape, rotation.ne[0]
         total = x.ne[0] * x.ne[1] * x.ne[2] * x.ne[3]
+        node = tape.nodes[x.number]
+        if node.op == "VIEW" and tape.nodes[node.view].nbytes > node.nbytes:
+            x = tape.cont(x, *x.ne)  # a part of a joined projection
         turned = tape.mul_mat(rotation, tape.reshape(x, size, total // size))
         return tape.reshape(turned, *x.ne)
 
@@ -144,8 +147,11 @@ class Build:
                 tape.view(joined, k_dim, kv_heads, self.tokens),
                 tape.view(joined, v_dim, kv_heads, self.tokens),
             )
-        found = []
+        found: list[T] = []
         for name in ("attn_q", "attn_k", "attn_v"):
+            if name == "attn_v" and not layer.has("attn_v.weight"):  # Gemma 4: keys before their norm
+                found.append(found[1])
+                continue
             one = self.project(x, layer, name)
             found.append(tape.op("CLAMP", one) if clamp else one)
         q, k, v = found
@@ -348,6 +354,10 @@ class Build:
                 if act == "relu_sqr":
                     hidden = tape.op("SQR", hidden)
         out = by_id("ffn_down_exps", hidden)
+        if layer.has("ffn_down_exps.scale"):
+            scales = tape.op("REPEAT", tape.weight(1, self.header.experts), ne=(1, self.header.experts, x.ne[2], 1))
+            chosen_scales = tape.get_rows(scales, chosen)._replace(ne=(1, chosen.ne[0], x.ne[2], 1))
+            out = tape.op("MUL", out, chosen_scales)
         return out if self.header.arch == "llama4" else tape.op("MUL", out, weights)
 
     def _limited(self, gate: T, up: T, layer: Layer) -> T:
@@ -360,11 +370,15 @@ class Build:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def head(self, x: T) -> None:
-        """The last norm and the logits, and the graph's end."""
+    def head(self, x: T, rows: T | None = None) -> None:
+        """The last norm and the logits, and the graph's end.  rows: those wanted, chosen after the norm."""
         tape, header = self.tape, self.header
         x = self.norm(x, None, "output_norm" if header.has("output_norm.weight") else header.last_norm)
         tape.keep(x)
+        if rows is not None:
+            x = tape.keep(tape.get_rows(x, rows))
+        if header.arch == "minicpm3":
+            x = tape.op("SCALE", x)
         x = tape.mul_mat(tape.weight(x.ne[0], header.vocab), x)
         if header.has("output.bias"):
             x = tape.op("ADD", x, tape.weight(header.vocab))

@@ -170,6 +170,9 @@ class Hybrid(Decoder):
         out = tape.reshape(out, inner, b.tokens)
         return tape.mul_mat(b.weight_of(layer, "ssm_out.weight"), out)
 
+    #: keys' heads are repeated to as many as values'
+    repeats = False
+
     def delta_net(self, x: T, layer: Layer) -> T:
         """build_layer_attn_linear, with the fused operation."""
         b, tape, header, seqs, each = self.b, self.tape, self.header, self.b.seqs, self.each
@@ -190,6 +193,8 @@ class Hybrid(Decoder):
         out = tape.op("SSM_CONV", joined, tape.weight(kernel, channels), ne=(channels, each, seqs, 1))
         out = tape.op("UNARY", out)
         q, k = (tape.op("L2_NORM", tape.view(out, width, k_heads, each, seqs)) for _ in range(2))
+        if self.repeats and k_heads != v_heads:
+            q, k = (tape.op("REPEAT", one, ne=(width, v_heads // k_heads, k_heads, each * seqs)) for one in (q, k))
         v = tape.view(out, v_width, v_heads, each, seqs)
         rows = each * seqs + v_width * seqs * self.rs
         found = tape.op("GATED_DELTA_NET", q, k, v, gate, beta, state, ne=(v_width * v_heads, rows, 1, 1))
@@ -285,6 +290,24 @@ class Delta(Hybrid):
         out = b.attend(self.inputs[False], q, k, v, kv_heads=kv_heads, k_dim=width, v_dim=width)
         out = tape.op("MUL", out, tape.op("UNARY", gate))
         return tape.mul_mat(b.weight_of(layer, "attn_output.weight"), out)
+
+
+class JoinedDelta(Delta):
+    """Qwen3-Next: beta and alpha of one projection; queries and keys are repeated for heads of values."""
+
+    repeats = True
+
+    def delta_inputs(self, x: T, layer: Layer, inner: int, width: int, k_heads: int, v_heads: int) -> tuple[T, T, T, T]:
+        """(queries, keys and values mixed; z; beta; alpha)."""
+        b, tape, seqs, each = self.b, self.tape, self.b.seqs, self.each
+        mixed = tape.mul_mat(b.weight_of(layer, "attn_qkv.weight"), x)
+        mixed = tape.reshape(mixed, mixed.ne[0], each, seqs)
+        z = tape.mul_mat(b.weight_of(layer, "attn_gate.weight"), x)
+        both = tape.reshape(tape.mul_mat(b.weight_of(layer, "ssm_ba.weight"), x), 2 * v_heads, each, seqs)
+        part = (v_heads // k_heads, k_heads, each, seqs)
+        beta = tape.op("UNARY", tape.cont(tape.view(both, *part)))
+        alpha = tape.cont(tape.view(both, *part), v_heads, each, seqs)
+        return mixed, z, tape.reshape(beta, 1, v_heads, each, seqs), alpha
 
 
 class Parallel(Hybrid):
