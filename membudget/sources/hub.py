@@ -6,6 +6,7 @@ several shards), GGUF headers through ours.  Configs are saved for offline use b
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from membudget.errors import NOT_AVAILABLE
 from membudget.sources.cache import cache_folder, is_offline, snapshot
 from membudget.sources.connection import reason, unreachable
 from membudget.sources.names import is_model_id, is_repo_file
+from membudget.sources.waiting import FILE_SECONDS, HEADER_SECONDS, HubTooSlow, bounded
 from membudget.text.sanitize import shown
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
@@ -71,9 +73,12 @@ def read_repo(repo: str, *, revision: str | None = None, offline: bool | None = 
     if failed:
         raise HubNotReached(repo, None, f"{cached}; and the hub {failed}")
     try:
-        return _read(huggingface_hub.HfApi(), repo, revision, file)
+        api = huggingface_hub.HfApi()
+        return bounded(lambda: _read(api, repo, revision, file), f"{repo}'s headers", HEADER_SECONDS)
     except CheckpointError:
         raise
+    except HubTooSlow as error:
+        raise HubNotReached(repo, None, f"{cached}; and the hub {error}") from None
     except Exception as error:  # its transport's exceptions differ between versions
         raise CheckpointError(repo, None, f"the hub {reason(error)}") from None
 
@@ -166,7 +171,8 @@ def _windows(repo: str, name: str, revision: str | None, size: int) -> Iterator[
     content, want = b"", _WINDOW
     while True:
         want = min(want, size, gguf_file.MAX_HEADER)
-        span = {**build_hf_headers(), "Range": f"bytes={len(content)}-{want - 1}"}
+        # packed bytes have no ranges, and would unpack to more than was asked for
+        span = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={len(content)}-{want - 1}"}
         with _stream(url, span) as response:
             hf_raise_for_status(response)
             # A server without ranges sends the whole file: of that only the start is read.
@@ -218,9 +224,11 @@ def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:
         if not is_model_id(repo):
             raise CheckpointError(shown(repo), None, "is no id of a repository: write org/name")
         try:
-            fetched.append(_fetch(huggingface_hub, repo, dest))
+            fetched.append(bounded(functools.partial(_fetch, huggingface_hub, repo, dest), repo, 4 * FILE_SECONDS))
         except CheckpointError:
             raise
+        except HubTooSlow as error:
+            raise HubNotReached(repo, None, f"the hub {error}") from None
         except Exception as error:
             raise CheckpointError(repo, None, f"the hub {reason(error)}") from None
     return fetched

@@ -22,6 +22,7 @@ from membudget.sources.cache import cache_folder, is_offline, snapshot
 from membudget.sources.connection import reason, unreachable
 from membudget.sources.hub import read_repo
 from membudget.sources.names import is_model_id, is_repo_file
+from membudget.sources.waiting import FILE_SECONDS, HubTooSlow, bounded
 from membudget.text.sanitize import shown, without_tokens
 
 _QUANT = ".hf_quant_config"
@@ -265,17 +266,19 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     if failed:
         raise _not_found(name, looked, failed, reachable=False)
     try:
-        path = hf_hub_download(name, "config.json")
+        path = bounded(lambda: hf_hub_download(name, "config.json"), f"{name}/config.json", FILE_SECONDS)
     except LocalEntryNotFoundError as error:
         raise _not_found(name, looked, reason(error), reachable=False) from None
     except EntryNotFoundError:  # as in repositories that only hold GGUF files
         return _from_headers(name, False)
+    except HubTooSlow as error:
+        raise _not_found(name, looked, str(error), reachable=False) from None
     except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
         raise _not_found(name, looked, reason(error), reachable) from None
 
     with suppress(Exception):  # optional: most repositories have none
-        hf_hub_download(name, "hf_quant_config.json")
+        bounded(lambda: hf_hub_download(name, "hf_quant_config.json"), f"{name}/hf_quant_config.json", FILE_SECONDS)
     source = f"{name} (hub)"
     folder = os.path.dirname(path)
     return Located(load(path, source), source, "hub", folder, name, _quant(folder))
