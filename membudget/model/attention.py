@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from membudget.model.blocks import Block, Flag, Layer, Size, flag, linear, size
 from membudget.model.caches import CacheSpec
@@ -15,62 +16,100 @@ QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 QK_NORMS = (None, "head", "full", "head_ln", "cohere", "each")
 
 
+@dataclass(frozen=True)
+class QkNorm:
+    """Norms of queries and keys."""
+
+    #: ``head`` (weights of head_dim), ``full`` (of all heads together), ``head_ln`` (LayerNorm of head_dim), ``each``
+    #: (one norm a head), ``cohere`` (a row of weights a head); None for none.
+    kind: str | None
+    #: The layers that have them.
+    when: Flag = True
+    #: Of the queries' and the keys' module.
+    names: tuple[str, str] = ("q_norm", "k_norm")
+
+    def __post_init__(self) -> None:
+        assert self.kind in QK_NORMS, self.kind
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An output gate."""
+
+    #: Of its module; None where there is none of its own.
+    name: str | None = None
+    #: Its width; None: of all heads' values.
+    size: Size | None = None
+    #: Whether q_proj makes it, twice as wide.
+    in_q: bool = False
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers and widths of heads, where they are not what the config's usual keys say."""
+
+    #: Query heads.
+    heads: Size | None = None
+    #: Key and value heads.
+    kv_heads: Size | None = None
+    #: Elements of a query's or key's head.
+    dim: Size | None = None
+    #: Elements of a value's head; None: as `dim`.
+    v_dim: Size | None = None
+    #: Columns of the output projection; None: all heads' values.
+    out_in: Size | None = None
+
+
+@dataclass(frozen=True)
+class Owns:
+    """What a layer computes itself."""
+
+    #: False on layers that read another layer's keys and values.
+    kv: Flag = True
+    #: False where values are the keys.
+    v: Flag = True
+
+
+NO_NORM, NO_GATE, USUAL, ALL = QkNorm(None), Gate(), Heads(), Owns()
+
+
 def gqa(
     *,
     bias: Flag = False,
     out_bias: Flag | None = None,
-    qk_norm: str | None = None,
-    norm_if: Flag = True,
-    norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+    norm: QkNorm = NO_NORM,
     fused: str | None = None,
     transposed: bool = False,
     sinks: str | None = None,
-    gate: str | None = None,
-    gate_size: Size | None = None,
-    gate_in_q: bool = False,
-    heads: Size | None = None,
-    kv_heads: Size | None = None,
-    dim: Size | None = None,
-    v_dim: Size | None = None,
-    out_in: Size | None = None,
+    gate: Gate = NO_GATE,
+    sizes: Heads = USUAL,
     window: str = "sliding_window",
-    owns_kv: Flag = True,
-    owns_v: Flag = True,
+    owns: Owns = ALL,
     name: str = "self_attn.",
     names: tuple[str, str, str, str] = QKVO,
 ) -> Block:
     """Grouped-query attention: q, k, v and output projections (MHA and MQA are its ends).
 
     bias: on q, k and v.  out_bias: on the output, as bias unless given.
-    qk_norm: ``head`` (weights of head_dim), ``full`` (of all heads together), ``head_ln``
-        (LayerNorm of head_dim), ``each`` (one norm a head), ``cohere`` (a row of weights a
-        head); only where norm_if holds.
     fused: name of one projection for q, k and v.  transposed: GPT-2's Conv1D, weights
         are (in, out).  sinks: name of one learned scalar a head.
-    gate: name of an output gate of gate_size; gate_in_q: q_proj makes it, twice as wide.
-    heads, kv_heads, dim, v_dim, out_in: where they are not what the config's usual keys say.
-    owns_kv: false on layers that read another layer's keys and values.
-    owns_v: false where values are the keys.
     window: the key that says how many tokens a sliding layer sees.
     """
 
-    def sizes(layer: Layer) -> tuple[int, int, int, int]:
+    def counted(layer: Layer) -> tuple[int, int, int, int]:
         c = layer.config
-        n = c.heads if heads is None else size(layer, heads)
-        k = c.kv_heads if kv_heads is None else size(layer, kv_heads)
-        d = c.head_dim if dim is None else size(layer, dim)
-        return n, k, d, d if v_dim is None else size(layer, v_dim)
-
-    if qk_norm not in QK_NORMS:
-        raise ValueError(f"qk_norm={qk_norm!r}: allowed is one of {QK_NORMS}")
+        n = c.heads if sizes.heads is None else size(layer, sizes.heads)
+        k = c.kv_heads if sizes.kv_heads is None else size(layer, sizes.kv_heads)
+        d = c.head_dim if sizes.dim is None else size(layer, sizes.dim)
+        return n, k, d, d if sizes.v_dim is None else size(layer, sizes.v_dim)
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
         c, at = layer.config, layer.prefix + name
-        n, k, d, dv = sizes(layer)
+        n, k, d, dv = counted(layer)
         hidden, b = c.integer("hidden_size"), flag(layer, bias)
         outer = b if out_bias is None else flag(layer, out_bias)
-        q, o = n * d * (2 if gate_in_q else 1), n * dv if out_in is None else size(layer, out_in)
-        own = owns_kv is True or flag(layer, owns_kv)
+        q, o = n * d * (2 if gate.in_q else 1), n * dv if sizes.out_in is None else size(layer, sizes.out_in)
+        own = owns.kv is True or flag(layer, owns.kv)
         if transposed:
             assert fused is not None
             yield Tensor(f"{at}{fused}.weight", (hidden, q + k * (d + dv)), "attn")
@@ -86,21 +125,21 @@ def gqa(
                 yield from linear(at + names[0], q, hidden, "attn", b)
                 if own:
                     yield from linear(at + names[1], k * d, hidden, "attn", b)
-                    if owns_v is True or flag(layer, owns_v):
+                    if owns.v is True or flag(layer, owns.v):
                         yield from linear(at + names[2], k * dv, hidden, "attn", b)
             yield from linear(at + names[3], hidden, o, "attn", outer)
-        if qk_norm and flag(layer, norm_if):
-            yield from _qk_norms(at, qk_norm, norm_names, n, k, d, own)
+        if norm.kind and flag(layer, norm.when):
+            yield from _qk_norms(at, norm.kind, norm.names, n, k, d, own)
         if sinks:
             yield Tensor(at + sinks, (n,), "attn")
-        if gate:
-            width = n * dv if gate_size is None else size(layer, gate_size)
-            yield Tensor(f"{at}{gate}.weight", (width, hidden), "attn")
+        if gate.name:
+            width = n * dv if gate.size is None else size(layer, gate.size)
+            yield Tensor(f"{at}{gate.name}.weight", (width, hidden), "attn")
 
     def cache(layer: Layer) -> CacheSpec:
-        if not (owns_kv is True or flag(layer, owns_kv)):
+        if not (owns.kv is True or flag(layer, owns.kv)):
             return CacheSpec(layer.index, "shared")
-        _, k, d, dv = sizes(layer)
+        _, k, d, dv = counted(layer)
         return kv_spec(layer, k, d, dv, window)
 
     return Block(tensors, cache)
@@ -147,8 +186,7 @@ def fused_mha(
         transposed=transposed,
         name=name,
         names=("", "", "", out),
-        kv_heads=kv_heads,
-        dim=mha_dim,
+        sizes=Heads(kv_heads=kv_heads, dim=mha_dim),
     )
 
 

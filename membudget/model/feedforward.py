@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from membudget.model.blocks import Block, Flag, Layer, Size, flag, linear, size
 from membudget.model.tensors import Tensor
@@ -76,84 +77,125 @@ def four_times(layer: Layer) -> int:
     return c.integer("intermediate_size", 4 * c.integer("hidden_size"))
 
 
+@dataclass(frozen=True)
+class Router:
+    """What sends a token to its experts."""
+
+    #: The whole name of its weight.
+    name: str = "gate.weight"
+    #: The name of a bias that is a parameter.
+    bias: str | None = None
+    #: The name of a bias that is a buffer: in the checkpoint, not in the model.
+    buffer: str | None = None
+    #: Routes beside the experts (LongCat's zero experts, which pass a token on and have no weights).
+    more: Size = 0
+    #: Experts a token is sent to.
+    top_k: Size = "num_experts_per_tok"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An expert that is always active."""
+
+    #: Its width; 0: none.
+    width: Size = 0
+    #: What its modules' names begin with; ends in a dot.
+    name: str = "shared_experts."
+    #: Of its matrices; None: as the experts'.
+    names: tuple[str, ...] | None = None
+    bias: Flag = False
+    #: The name of one projection for gate and up.
+    fused: str | None = None
+    #: The whole name of its gate's weight.
+    gate: str | None = None
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A width that tokens are projected to before the experts (Nemotron's latent experts)."""
+
+    #: 0: none.
+    width: Size = 0
+    bias: Flag = False
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Two tensors that hold all experts."""
+
+    #: Of gate and up together, and of down; None: every expert's matrices stand alone.
+    names: tuple[str, str] | None = None
+    #: Whether each has a bias.
+    bias: bool = False
+    #: Whether each expert's are (in, out).
+    transposed: bool = False
+
+
+PLAIN_ROUTER, NO_SHARED, NO_LATENT, APART = Router(), Shared(), Latent(), Stacked()
+
+
 def moe(
     *,
     width: Size = "moe_intermediate_size",
     experts: Size = "num_experts",
-    top_k: Size = "num_experts_per_tok",
-    router: str = "gate.weight",
-    router_bias: str | None = None,
-    extra_routes: Size = 0,
-    bias_buffer: str | None = None,
+    router: Router = PLAIN_ROUTER,
     names: tuple[str, ...] = GATE_UP_DOWN,
-    shared: Size = 0,
-    shared_name: str = "shared_experts.",
-    shared_names: tuple[str, ...] | None = None,
-    shared_bias: Flag = False,
-    shared_fused: str | None = None,
-    shared_gate: str | None = None,
-    latent: Size = 0,
-    latent_bias: Flag = False,
-    stacked: tuple[str, str] | None = None,
-    stacked_bias: bool = False,
-    transposed: bool = False,
+    shared: Shared = NO_SHARED,
+    latent: Latent = NO_LATENT,
+    stacked: Stacked = APART,
     name: str = "mlp.",
 ) -> Block:
     """A mixture of experts behind a router; a token is sent to top_k of them.
 
     names: gate, up and down (three: gated), or up and down (two: plain).
-    router_bias: name of a bias of the router that is a parameter.
-    bias_buffer: name of one that is a buffer: in the checkpoint, not in the model.
-    extra_routes: routes beside the experts (LongCat's zero experts, which pass a token on and have no weights).
-    top_k: experts a token is sent to.
-    shared: width of the always-active shared expert (0: none); shared_gate: name of its gate.
-    latent: width the tokens are projected to before the experts (Nemotron's latent experts).
-    stacked: (gate_up, down), the names of two tensors that hold all experts; stacked_bias: each
-        has a bias; transposed: each expert's are (in, out).
     """
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
         c, at = layer.config, layer.prefix + name
         hidden, inner, count = c.integer("hidden_size"), size(layer, width), size(layer, experts)
-        active = c.integer(top_k, count, maximum=count) if isinstance(top_k, str) else size(layer, top_k)
-        routes = count + size(layer, extra_routes)
-        yield Tensor(at + router, (routes, hidden), "mlp.router")
-        if router_bias:
-            yield Tensor(at + router_bias, (routes,), "mlp.router")
-        if bias_buffer:
-            yield Tensor(at + bias_buffer, (routes,), "mlp.router", part="checkpoint")
-        low = size(layer, latent)
+        active = (
+            c.integer(router.top_k, count, maximum=count)
+            if isinstance(router.top_k, str)
+            else size(layer, router.top_k)
+        )
+        routes = count + size(layer, router.more)
+        yield Tensor(at + router.name, (routes, hidden), "mlp.router")
+        if router.bias:
+            yield Tensor(at + router.bias, (routes,), "mlp.router")
+        if router.buffer:
+            yield Tensor(at + router.buffer, (routes,), "mlp.router", part="checkpoint")
+        low = size(layer, latent.width)
         into = low or hidden
-        if stacked:
-            for part, (rows, columns) in zip(stacked, ((2 * inner, into), (into, inner)), strict=True):
-                shape = (columns, rows) if transposed else (rows, columns)
+        if stacked.names:
+            for part, (rows, columns) in zip(stacked.names, ((2 * inner, into), (into, inner)), strict=True):
+                shape = (columns, rows) if stacked.transposed else (rows, columns)
                 yield Tensor(at + part, shape, "mlp.experts", count, active)
-                if stacked_bias:
+                if stacked.bias:
                     yield Tensor(f"{at}{part}_bias", (rows,), "mlp.experts", count, active)
         else:
             for part in names[:-1]:
                 yield Tensor(f"{at}experts.*.{part}.weight", (inner, into), "mlp.experts", count, active)
             yield Tensor(f"{at}experts.*.{names[-1]}.weight", (into, inner), "mlp.experts", count, active)
         if low:
-            b = flag(layer, latent_bias)
+            b = flag(layer, latent.bias)
             yield from linear(at + "fc1_latent_proj", low, hidden, "mlp.experts", b)
             yield from linear(at + "fc2_latent_proj", hidden, low, "mlp.experts", b)
-        shared_width = size(layer, shared)
+        shared_width = size(layer, shared.width)
         if shared_width:
-            parts = shared_names or names
+            parts = shared.names or names
             if len(parts) == 3:
                 expert = glu(
-                    width=shared_width, bias=shared_bias, fused=shared_fused, name=name + shared_name,
+                    width=shared_width, bias=shared.bias, fused=shared.fused, name=name + shared.name,
                     names=(parts[0], parts[1], parts[2]), role="mlp.shared",
                 )  # fmt: skip
             else:
                 expert = mlp(
-                    width=shared_width, bias=shared_bias, name=name + shared_name, names=(parts[0], parts[1]),
+                    width=shared_width, bias=shared.bias, name=name + shared.name, names=(parts[0], parts[1]),
                     role="mlp.shared",
                 )  # fmt: skip
             yield from expert.tensors(layer)
-            if shared_gate:
-                yield Tensor(f"{at}{shared_gate}", (1, hidden), "mlp.shared")
+            if shared.gate:
+                yield Tensor(f"{at}{shared.gate}", (1, hidden), "mlp.shared")
 
     return Block(tensors)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from membudget.model.attention import gqa
+from membudget.model.attention import Heads, QkNorm, gqa
 from membudget.model.blocks import Block, Layer, buffer, norms, together, weight, when
 from membudget.model.families.base import (
     PRE,
@@ -21,7 +21,7 @@ from membudget.model.feedforward import glu, half_gated, mlp
 from membudget.model.tensors import Tensor
 
 LLAMA = gqa(bias="attention_bias")
-QK_HEAD = gqa(bias="attention_bias", qk_norm="head")
+QK_HEAD = gqa(bias="attention_bias", norm=QkNorm("head"))
 POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -39,7 +39,7 @@ register("smollm3", LLAMA, glu(bias="mlp_bias"), kinds=unrotated_slide)
 ONE_FULL_THEN_THREE = pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention")
 register("cwm", LLAMA, glu(bias="mlp_bias"), kinds=ONE_FULL_THEN_THREE)
 register("mistral ministral ministral3", LLAMA, glu(bias="mlp_bias"), kinds=sliding_if_set)
-register("helium", gqa(bias="attention_bias", out_bias=False, out_in="hidden_size"), glu(bias="mlp_bias"))
+register("helium", gqa(bias="attention_bias", out_bias=False, sizes=Heads(out_in="hidden_size")), glu(bias="mlp_bias"))
 register("hyperclovax", LLAMA, glu(bias="mlp_bias"), when("use_post_norm", norms("post_norm1", "post_norm2")))
 register("ernie4_5 paddleocr_vl_text", gqa(bias="use_bias"), glu(bias="use_bias"))
 register("gemma", LLAMA, glu())
@@ -55,13 +55,13 @@ register("qwen3 qwen3_vl_text", QK_HEAD, glu(), kinds=qwen_window)
 register("gemma2", LLAMA, glu(), norms=SANDWICH, kinds=alternating)
 register("vaultgemma", LLAMA, glu(), norms=("input_layernorm", "pre_feedforward_layernorm"), kinds=alternating)
 register("gemma3_text", QK_HEAD, glu(), norms=SANDWICH, kinds=one_full_in(6))
-register("exaone4", gqa(qk_norm="head"), glu(), norms=POST, kinds=one_full_in(4))
-register("olmo2", gqa(bias="attention_bias", qk_norm="full"), glu(), norms=POST)
-register("olmo3", gqa(bias="attention_bias", qk_norm="full"), glu(), norms=POST, kinds=one_full_in(4))
+register("exaone4", gqa(norm=QkNorm("head")), glu(), norms=POST, kinds=one_full_in(4))
+register("olmo2", gqa(bias="attention_bias", norm=QkNorm("full")), glu(), norms=POST)
+register("olmo3", gqa(bias="attention_bias", norm=QkNorm("full")), glu(), norms=POST, kinds=one_full_in(4))
 register("olmo", LLAMA, glu(), norms=(), final="")
 register(
     "cohere",
-    gqa(bias="attention_bias", qk_norm="cohere", norm_if="use_qk_norm"),
+    gqa(bias="attention_bias", norm=QkNorm("cohere", when="use_qk_norm")),
     glu(),
     norms=("input_layernorm",),
 )
@@ -84,9 +84,7 @@ register(
     "phi",
     gqa(
         bias=True,
-        qk_norm="head_ln",
-        norm_if="qk_layernorm",
-        norm_names=("q_layernorm", "k_layernorm"),
+        norm=QkNorm("head_ln", when="qk_layernorm", names=("q_layernorm", "k_layernorm")),
         names=("q_proj", "k_proj", "v_proj", "dense"),
     ),
     mlp(names=("fc1", "fc2")),
@@ -100,9 +98,7 @@ register(
     gqa(
         bias="use_qkv_bias",
         out_bias=False,
-        qk_norm="each",
-        norm_if="qk_layernorm",
-        norm_names=("q_layernorm", "k_layernorm"),
+        norm=QkNorm("each", when="qk_layernorm", names=("q_layernorm", "k_layernorm")),
     ),
     glu(),
     norms("input_layernorm", bias=True),
@@ -141,7 +137,7 @@ register(
 )
 register(
     "hunyuan_v1_dense",
-    gqa(bias="attention_bias", qk_norm="head", norm_names=("query_layernorm", "key_layernorm")),
+    gqa(bias="attention_bias", norm=QkNorm("head", names=("query_layernorm", "key_layernorm"))),
     glu(),
 )
 register(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.model.attention import floor_dim, gqa
+from membudget.model.attention import Gate, Heads, QkNorm, floor_dim, gqa
 from membudget.model.blocks import Block, Layer, Size, buffer, dense_or, weight
 from membudget.model.config import Config
 from membudget.model.families.base import (
@@ -19,10 +19,10 @@ from membudget.model.families.base import (
     sparse_step,
 )
 from membudget.model.families.heads import mtp_layers
-from membudget.model.feedforward import glu, moe, times
+from membudget.model.feedforward import Router, Shared, Stacked, glu, moe, times
 
-PLAIN, HEAD = gqa(bias="attention_bias"), gqa(bias="attention_bias", qk_norm="head")
-FULL = gqa(bias="attention_bias", qk_norm="full")
+PLAIN, HEAD = gqa(bias="attention_bias"), gqa(bias="attention_bias", norm=QkNorm("head"))
+FULL = gqa(bias="attention_bias", norm=QkNorm("full"))
 #: Mixtral's names of an expert's gate, up and down.
 W132 = ("w1", "w3", "w2")
 SCORE = "gate.e_score_correction_bias"
@@ -32,16 +32,20 @@ POST = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 def mixtral(**more: str) -> Block:
     """Mixtral's experts: block_sparse_moe, w1, w3 and w2."""
-    return moe(width="intermediate_size", name="block_sparse_moe.", names=W132, bias_buffer=more.get("bias_buffer"))
+    return moe(
+        width="intermediate_size", name="block_sparse_moe.", names=W132, router=Router(buffer=more.get("bias_buffer"))
+    )
 
 
 def shared_by(count: str, **more: str | None) -> Block:
     """Experts with shared ones, as many as the key `count` says, side by side in one."""
-    return moe(shared=times("moe_intermediate_size", count), bias_buffer=more.get("bias_buffer", SCORE))
+    return moe(
+        shared=Shared(times("moe_intermediate_size", count)), router=Router(buffer=more.get("bias_buffer", SCORE))
+    )
 
 
 register("mixtral", gqa(), mixtral(), kinds=sliding_if_set)
-register("minimax_m2", gqa(qk_norm="full"), mixtral(bias_buffer="e_score_correction_bias"), mtp=mtp_layers())
+register("minimax_m2", gqa(norm=QkNorm("full")), mixtral(bias_buffer="e_score_correction_bias"), mtp=mtp_layers())
 register(
     "phimoe",
     PLAIN,
@@ -51,7 +55,7 @@ register(
     kinds=sliding_if_set,
 )
 QWEN_SHARED = moe(
-    shared="shared_expert_intermediate_size", shared_name="shared_expert.", shared_gate="shared_expert_gate.weight"
+    shared=Shared("shared_expert_intermediate_size", name="shared_expert.", gate="shared_expert_gate.weight")
 )
 register(
     "qwen2_moe",
@@ -61,7 +65,7 @@ register(
     ffn=sparse_step,
 )
 register("qwen3_moe qwen3_omni_moe_text", HEAD, dense_or(moe(), glu()), kinds=all_if_used, ffn=sparse_step)
-register("qwen3_vl_moe_text", HEAD, dense_or(moe(stacked=STACKED), glu()), ffn=sparse_step)
+register("qwen3_vl_moe_text", HEAD, dense_or(moe(stacked=Stacked(STACKED)), glu()), ffn=sparse_step)
 register("mellum", HEAD, dense_or(moe(), glu()))
 register("olmoe", FULL, moe(width="intermediate_size"))
 register("flex_olmo", FULL, moe(width="intermediate_size"), norms=POST)
@@ -70,11 +74,8 @@ register(
     gqa(bias="attention_bias", sinks="sinks"),
     moe(
         width="intermediate_size",
-        router="router.weight",
-        router_bias="router.bias",
-        stacked=STACKED,
-        stacked_bias=True,
-        transposed=True,
+        router=Router("router.weight", bias="router.bias"),
+        stacked=Stacked(STACKED, bias=True, transposed=True),
     ),
     kinds=alternating,
 )
@@ -82,7 +83,7 @@ register(
     "cohere2_moe",
     PLAIN,
     dense_or(
-        moe(width="intermediate_size", shared=times("intermediate_size", "num_shared_experts")),
+        moe(width="intermediate_size", shared=Shared(times("intermediate_size", "num_shared_experts"))),
         glu(
             width=lambda layer: (
                 layer.config.size("prefix_dense_intermediate_size") or layer.config.integer("intermediate_size")
@@ -96,7 +97,7 @@ register(
 register("dots1", HEAD, dense_or(shared_by("n_shared_experts"), glu()), kinds=slide_from, ffn=first_dense())
 register(
     "glm4_moe glm4v_moe_text",
-    gqa(bias="attention_bias", out_bias=False, qk_norm="head", norm_if="use_qk_norm", dim=floor_dim),
+    gqa(bias="attention_bias", out_bias=False, norm=QkNorm("head", when="use_qk_norm"), sizes=Heads(dim=floor_dim)),
     dense_or(shared_by("n_shared_experts"), glu()),
     ffn=first_dense(),
     mtp=mtp_layers(own_embeddings=True),
@@ -106,9 +107,7 @@ register(
     gqa(
         bias="attention_bias",
         out_bias=False,
-        qk_norm="head",
-        norm_if="use_qk_norm",
-        norm_names=("query_layernorm", "key_layernorm"),
+        norm=QkNorm("head", when="use_qk_norm", names=("query_layernorm", "key_layernorm")),
         fused="query_key_value",
         name="attention.",
         names=("", "", "", "dense"),
@@ -125,7 +124,7 @@ register(
 )
 register(
     "exaone_moe",
-    gqa(qk_norm="head"),
+    gqa(norm=QkNorm("head")),
     dense_or(shared_by("num_shared_experts", bias_buffer="e_score_correction_bias"), glu()),
     kinds=one_full_in(4),
     ffn=first_dense(default=1),
@@ -135,11 +134,8 @@ register(
     HEAD,
     dense_or(
         moe(
-            router="router.gate.weight",
-            bias_buffer="expert_bias",
-            shared=times("moe_intermediate_size", "num_shared_experts"),
-            shared_name="shared_mlp.",
-            shared_bias="mlp_bias",
+            router=Router("router.gate.weight", buffer="expert_bias"),
+            shared=Shared(times("moe_intermediate_size", "num_shared_experts"), name="shared_mlp.", bias="mlp_bias"),
         ),
         glu(bias="mlp_bias"),
     ),
@@ -164,24 +160,21 @@ def of_layer(key: str, default: int | None = None) -> Size:
 
 register(
     "hunyuan_v1_moe",
-    gqa(bias="attention_bias", qk_norm="head", norm_names=("query_layernorm", "key_layernorm")),
+    gqa(bias="attention_bias", norm=QkNorm("head", names=("query_layernorm", "key_layernorm"))),
     moe(
         width="intermediate_size",
-        router="gate.wg.weight",
+        router=Router("gate.wg.weight", top_k=of_layer("moe_topk", 1)),
         experts=of_layer("num_experts"),
-        top_k=of_layer("moe_topk", 1),
-        shared="intermediate_size",
-        shared_name="shared_mlp.",
+        shared=Shared("intermediate_size", name="shared_mlp."),
     ),
 )
 register(
     "afmoe",
-    gqa(bias="attention_bias", qk_norm="head", gate="gate_proj"),
+    gqa(bias="attention_bias", norm=QkNorm("head"), gate=Gate("gate_proj")),
     dense_or(
         moe(
-            router="router.gate.weight",
-            router_bias="expert_bias",
-            shared=times("moe_intermediate_size", "num_shared_experts"),
+            router=Router("router.gate.weight", bias="expert_bias"),
+            shared=Shared(times("moe_intermediate_size", "num_shared_experts")),
         ),
         glu(),
     ),
@@ -198,17 +191,17 @@ def _last_full(config: Config) -> list[str]:
 
 register(
     "beam",
-    gqa(bias="attention_bias", qk_norm="head", gate="gate_proj"),
+    gqa(bias="attention_bias", norm=QkNorm("head"), gate=Gate("gate_proj")),
     weight("self_attn.gate_bias", "num_attention_heads", role="attn"),
-    dense_or(moe(bias_buffer=SCORE), glu()),
+    dense_or(moe(router=Router(buffer=SCORE)), glu()),
     norms=SANDWICH,
     kinds=_last_full,
     ffn=first_dense(default=3),
 )
 register(
     "kolibri1",
-    gqa(qk_norm="head"),
-    moe(shared="shared_expert_intermediate_size"),
+    gqa(norm=QkNorm("head")),
+    moe(shared=Shared("shared_expert_intermediate_size")),
     buffer("moe.router.expert_bias", "num_experts", role="mlp.router"),
     kinds=one_full_in(5),
     norms=(*PRE, "post_ffn_norm", "post_attn_norm"),
@@ -230,8 +223,8 @@ def _flint_ffn(config: Config) -> list[str]:
 
 register(
     "flint",
-    gqa(bias="attention_bias", qk_norm="head", sinks="softmax_offset"),
-    dense_or(moe(shared="shared_expert_intermediate_size", shared_name="shared_expert."), glu()),
+    gqa(bias="attention_bias", norm=QkNorm("head"), sinks="softmax_offset"),
+    dense_or(moe(shared=Shared("shared_expert_intermediate_size", name="shared_expert.")), glu()),
     kinds=_flint_kinds,
     ffn=_flint_ffn,
 )

@@ -9,7 +9,7 @@ from membudget.model.blocks import Block, Layer, dense_or, linear, norm, norms
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import Config
 from membudget.model.families.base import register
-from membudget.model.feedforward import glu, moe
+from membudget.model.feedforward import Router, Shared, Stacked, glu, moe
 from membudget.model.tensors import Tensor
 
 
@@ -179,7 +179,9 @@ def _looped_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
     return [_inkling_cache(layer)._replace(layer=index) for index, layer in enumerate(order)]
 
 
-INKLING2_EXPERTS = moe(bias_buffer="gate.bias", stacked=("experts.w13_weight", "experts.w2_weight"), shared=0)
+INKLING2_EXPERTS = moe(
+    router=Router(buffer="gate.bias"), stacked=Stacked(("experts.w13_weight", "experts.w2_weight")), shared=Shared(0)
+)
 for model_type, extra, declared in (
     ("inkling2_text", (), {}),
     ("inkling2_loop_text", (Block(_inkling2_loop),), {"derive": _loops, "caches": _looped_caches}),

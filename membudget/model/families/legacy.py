@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from membudget.model.attention import fused_mha, gqa, mha_dim
-from membudget.model.blocks import Block, Layer, linear, norm, norms, project, together, weight, when
+from membudget.model.attention import Heads, QkNorm, fused_mha, gqa, mha_dim
+from membudget.model.blocks import Block, Flag, Layer, linear, norm, norms, project, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import full, register
@@ -66,8 +66,7 @@ register(
         out_bias=True,
         name="attn.attention.",
         names=("q_proj", "k_proj", "v_proj", "out_proj"),
-        kv_heads=_all_heads,
-        dim=mha_dim,
+        sizes=Heads(kv_heads=_all_heads, dim=mha_dim),
     ),
     mlp(width=four_times, names=FC_PROJ),
     before=positions("wpe"),
@@ -99,7 +98,7 @@ GPTJ = {"norms": ("ln_1",), "norm_bias": True, "head_bias": True, **GPT}
 FC = ("fc_in", "fc_out")
 register(
     "gptj",
-    gqa(name="attn.", names=("q_proj", "k_proj", "v_proj", "out_proj"), kv_heads=_all_heads, dim=mha_dim),
+    gqa(name="attn.", names=("q_proj", "k_proj", "v_proj", "out_proj"), sizes=Heads(kv_heads=_all_heads, dim=mha_dim)),
     mlp(width=four_times, names=FC),
     **GPTJ,
 )
@@ -174,8 +173,10 @@ register(
 )
 
 
-def _out_names(name: str) -> dict[str, object]:
-    return {"name": name, "names": ("q_proj", "k_proj", "v_proj", "out_proj"), "kv_heads": _all_heads, "dim": mha_dim}
+def _apart(bias: Flag) -> Block:
+    """Multi-head attention whose output projection is called out_proj."""
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return gqa(bias=bias, names=names, sizes=Heads(kv_heads=_all_heads, dim=mha_dim))
 
 
 FC12 = ("fc1", "fc2")
@@ -198,7 +199,7 @@ def _embed_width(layer: Layer) -> int:
 
 register(
     "opt",
-    gqa(bias="enable_bias", **_out_names("self_attn.")),  # type: ignore[arg-type]
+    _apart("enable_bias"),
     mlp(width="ffn_dim", bias="enable_bias", name="", names=FC12),
     norms=FAIRSEQ,
     norm_bias=True,
@@ -219,7 +220,7 @@ register(
 )
 register(
     "xglm",
-    gqa(bias=True, **_out_names("self_attn.")),  # type: ignore[arg-type]
+    _apart(True),
     mlp(width="ffn_dim", name="", names=FC12),
     norms=FAIRSEQ,
     norm_bias=True,
@@ -227,7 +228,7 @@ register(
 )
 register(
     "biogpt",
-    gqa(bias=True, **_out_names("self_attn.")),  # type: ignore[arg-type]
+    _apart(True),
     mlp(name="", names=FC12),
     norms=FAIRSEQ,
     norm_bias=True,
@@ -238,7 +239,12 @@ register(
 )
 register(
     "ctrl",
-    gqa(bias=True, name="multi_head_attention.", names=("Wq", "Wk", "Wv", "dense"), kv_heads=_all_heads, dim=mha_dim),
+    gqa(
+        bias=True,
+        name="multi_head_attention.",
+        names=("Wq", "Wk", "Wv", "dense"),
+        sizes=Heads(kv_heads=_all_heads, dim=mha_dim),
+    ),
     mlp(width="dff", name="ffn.", names=("0", "2")),
     norms=("layernorm1", "layernorm2"),
     norm_bias=True,
@@ -265,8 +271,7 @@ register(
     gqa(
         name="self_att.self_attention.",
         names=("project_q", "project_k", "project_v", "attention_out"),
-        kv_heads=_all_heads,
-        dim="dim_head",
+        sizes=Heads(kv_heads=_all_heads, dim="dim_head"),
     ),
     glu(width="dim_ff", name="ffn.ffn.", names=("w_in.w_0", "w_in.w_1", "w_out")),
     norms=("self_att.layernorm_before_attention", "ffn.layernorm_before_ffn"),
@@ -287,11 +292,8 @@ PERSIMMON = (
         bias=True,
         fused="query_key_value",
         names=("", "", "", "dense"),
-        qk_norm="head_ln",
-        norm_if="qk_layernorm",
-        norm_names=("q_layernorm", "k_layernorm"),
-        kv_heads=_all_heads,
-        dim=mha_dim,
+        norm=QkNorm("head_ln", when="qk_layernorm", names=("q_layernorm", "k_layernorm")),
+        sizes=Heads(kv_heads=_all_heads, dim=mha_dim),
     ),
     mlp(names=H4),
 )

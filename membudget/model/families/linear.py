@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from membudget.model.attention import gqa
+from membudget.model.attention import Gate, QkNorm, gqa
 from membudget.model.blocks import by_kind, dense_or, norms, project, when
 from membudget.model.config import Config
 from membudget.model.families.base import first_dense, one_full_linear, pattern, register, sparse_step
 from membudget.model.families.experts import QWEN_SHARED, STACKED, mixtral
 from membudget.model.families.heads import mtp_block
-from membudget.model.feedforward import glu, moe, times
+from membudget.model.feedforward import Router, Shared, Stacked, glu, moe, times
 from membudget.model.latent import mla
 from membudget.model.state import delta_net, kda, lightning, short_conv
 
-GATED = gqa(bias="attention_bias", qk_norm="head", gate_in_q=True)
+GATED = gqa(bias="attention_bias", norm=QkNorm("head"), gate=Gate(in_q=True))
 NEXT = by_kind({"linear_attention": delta_net("qkvz_ba"), "full_attention": GATED})
 QWEN35 = by_kind({"linear_attention": delta_net("qkv_z_b_a"), "full_attention": GATED})
 
@@ -28,8 +28,8 @@ register("qwen3_5_text", QWEN35, glu(), kinds=one_full_linear(), mtp=mtp_block()
 register("qwen3_5_moe_text", QWEN35, QWEN_SHARED, kinds=one_full_linear(), mtp=mtp_block())
 register(
     "lara_mini",
-    by_kind({"linear_attention": delta_net("all")}, gqa(bias="attention_bias", qk_norm="head")),
-    moe(stacked=STACKED, shared="shared_expert_intermediate_size", shared_name="shared_expert."),
+    by_kind({"linear_attention": delta_net("all")}, gqa(bias="attention_bias", norm=QkNorm("head"))),
+    moe(stacked=Stacked(STACKED), shared=Shared("shared_expert_intermediate_size", name="shared_expert.")),
     kinds=pattern("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention"),
 )
 
@@ -55,7 +55,7 @@ def _olmo(config: Config) -> dict[str, int]:
 register(
     "olmo_hybrid",
     by_kind(
-        {"linear_attention": delta_net("split"), "full_attention": gqa(bias="attention_bias", qk_norm="full")},
+        {"linear_attention": delta_net("split"), "full_attention": gqa(bias="attention_bias", norm=QkNorm("full"))},
     ),
     glu(),
     when(
@@ -97,10 +97,10 @@ register(
     dense_or(
         moe(
             names=("w1", "w3", "w2"),
-            top_k="num_experts_per_tok",
-            bias_buffer="gate.e_score_correction_bias",
-            shared=times("moe_intermediate_size", "num_shared_experts"),
-            shared_names=("gate_proj", "up_proj", "down_proj"),
+            router=Router(top_k="num_experts_per_tok", buffer="gate.e_score_correction_bias"),
+            shared=Shared(
+                times("moe_intermediate_size", "num_shared_experts"), names=("gate_proj", "up_proj", "down_proj")
+            ),
             name="block_sparse_moe.",
         ),
         glu(name="block_sparse_moe."),
@@ -139,7 +139,13 @@ register(
             "full_attention": mla(bias="attention_bias", name="attention.", out="dense", gate="g_proj"),
         }
     ),
-    dense_or(moe(bias_buffer="gate.expert_bias", shared=times("moe_intermediate_size", "num_shared_experts")), glu()),
+    dense_or(
+        moe(
+            router=Router(buffer="gate.expert_bias"),
+            shared=Shared(times("moe_intermediate_size", "num_shared_experts")),
+        ),
+        glu(),
+    ),
     embed="word_embeddings",
     tied=False,
     kinds=_bailing_kinds,
@@ -168,9 +174,7 @@ def _lfm2_kinds(config: Config) -> list[str]:
 
 W132 = ("w1", "w3", "w2")
 LFM2_ATTENTION = gqa(
-    qk_norm="head",
-    norm_names=("q_layernorm", "k_layernorm"),
-    names=("q_proj", "k_proj", "v_proj", "out_proj"),
+    norm=QkNorm("head", names=("q_layernorm", "k_layernorm")), names=("q_proj", "k_proj", "v_proj", "out_proj")
 )
 LFM2 = {"norms": ("operator_norm", "ffn_norm"), "final": "embedding_norm", "kinds": _lfm2_kinds}
 register(
@@ -182,7 +186,10 @@ register(
 register(
     "lfm2_moe",
     by_kind({"full_attention": LFM2_ATTENTION, "conv": short_conv()}),
-    dense_or(moe(names=W132, bias_buffer="expert_bias", name="feed_forward."), glu(name="feed_forward.", names=W132)),
+    dense_or(
+        moe(names=W132, router=Router(buffer="expert_bias"), name="feed_forward."),
+        glu(name="feed_forward.", names=W132),
+    ),
     ffn=first_dense("num_dense_layers"),
     **LFM2,
 )
@@ -199,7 +206,7 @@ register(
     "lfm3",
     by_kind(
         {"conv": short_conv()},
-        gqa(bias="attention_bias", qk_norm="head"),
+        gqa(bias="attention_bias", norm=QkNorm("head")),
     ),
     when(lambda layer: layer.kind != "conv" and layer.config.flag("use_attention_gate"), LFM3_GATE),
     when("use_sandwich_norm", norms("post_operator_norm", "post_ffn_norm")),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import isqrt
 from typing import Any
 
-from membudget.model.attention import gqa
+from membudget.model.attention import Gate, Heads, QkNorm, gqa
 from membudget.model.blocks import Block, Layer, linear, norms, project, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
@@ -25,7 +25,7 @@ def _crosses(layer: Layer) -> bool:
     return layer.index in (range(3, 40, 5) if listed is None else listed)
 
 
-CROSS = gqa(qk_norm="head", name="cross_attn.")
+CROSS = gqa(norm=QkNorm("head"), name="cross_attn.")
 register(
     "mllama_text_model",
     when(
@@ -66,7 +66,7 @@ register(
         bias="attention_bias",
         name="attn.",
         names=("q_proj", "k_proj", "v_proj", "Wo"),
-        kv_heads=_all_heads,
+        sizes=Heads(kv_heads=_all_heads),
         window="sliding_window",
     ),
     glu(bias="mlp_bias", fused="Wi", names=("", "", "Wo")),
@@ -166,7 +166,7 @@ def _dory_caches(config: Config, layers: list[Layer]) -> Iterable[CacheSpec]:
     return [cache(layer)._replace(layer=index) for index, layer in enumerate(order)]
 
 
-DORY_ATTENTION = gqa(bias="attention_bias", gate="g_proj")
+DORY_ATTENTION = gqa(bias="attention_bias", gate=Gate("g_proj"))
 register(
     "dory",
     DORY_ATTENTION,
@@ -208,7 +208,7 @@ def _cdmoe(layer: Layer) -> Iterator[Tensor]:
 
 register(
     "doge",
-    gqa(bias="attention_bias", qk_norm="head"),
+    gqa(bias="attention_bias", norm=QkNorm("head")),
     weight("self_attn.A", _doge_kv, role="attn"),
     project("self_attn.dt_proj", _doge_kv, _doge_wide, "attn", "attention_bias"),
     when(lambda layer: layer.config.flag("is_moe"), Block(_cdmoe), glu(bias="mlp_bias")),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from membudget.model.attention import gqa, kv_spec
+from membudget.model.attention import Gate, Heads, QkNorm, gqa, kv_spec
 from membudget.model.blocks import Block, Layer, dense_or, linear, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import first_dense, pattern, register
-from membudget.model.feedforward import glu, moe, optional, times
+from membudget.model.feedforward import Router, Shared, Stacked, glu, moe, optional, times
 from membudget.model.tensors import Tensor
 
 PLAIN = gqa(bias="attention_bias")
@@ -31,10 +31,8 @@ register(
     gqa(bias="use_bias"),
     dense_or(
         moe(
-            top_k="moe_k",
-            router_bias=None,
-            shared=times("moe_intermediate_size", "moe_num_shared_experts"),
-            shared_bias="use_bias",
+            router=Router(top_k="moe_k", bias=None),
+            shared=Shared(times("moe_intermediate_size", "moe_num_shared_experts"), bias="use_bias"),
         ),
         glu(bias="use_bias"),
     ),
@@ -63,12 +61,16 @@ def _laguna_gate(layer: Layer) -> int:
 
 register(
     "laguna",
-    gqa(bias="attention_bias", qk_norm="head", heads=_heads_here, gate="g_proj", gate_size=_laguna_gate),
+    gqa(
+        bias="attention_bias",
+        norm=QkNorm("head"),
+        sizes=Heads(heads=_heads_here),
+        gate=Gate("g_proj", size=_laguna_gate),
+    ),
     dense_or(
         moe(
-            router_bias="experts.e_score_correction_bias",
-            shared="shared_expert_intermediate_size",
-            shared_name="shared_expert.",
+            router=Router(bias="experts.e_score_correction_bias"),
+            shared=Shared("shared_expert_intermediate_size", name="shared_expert."),
         ),
         glu(),
     ),
@@ -100,11 +102,9 @@ register(
         moe(
             width="intermediate_size",
             name="feed_forward.",
-            router="router.weight",
-            stacked=STACKED,
-            transposed=True,
-            shared="intermediate_size",
-            shared_name="shared_expert.",
+            router=Router("router.weight"),
+            stacked=Stacked(STACKED, transposed=True),
+            shared=Shared("intermediate_size", name="shared_expert."),
         ),
         glu(width="intermediate_size_mlp", name="feed_forward."),
     ),
@@ -114,8 +114,8 @@ register(
 GRANITE = moe(
     width="intermediate_size",
     name="block_sparse_moe.",
-    router="router.layer.weight",
-    stacked=("input_linear.weight", "output_linear.weight"),
+    router=Router("router.layer.weight"),
+    stacked=Stacked(("input_linear.weight", "output_linear.weight")),
 )
 GRANITE_SHARED = when(
     lambda layer: layer.config.size("shared_intermediate_size") > 0,
@@ -132,7 +132,7 @@ register("granitemoeshared", PLAIN, GRANITE, GRANITE_SHARED)
 register(
     "granitemoe_swa",
     gqa(bias="attention_bias", sinks="sinks"),
-    moe(width="intermediate_size", name="block_sparse_moe.", router="router.weight", stacked=STACKED),
+    moe(width="intermediate_size", name="block_sparse_moe.", router=Router("router.weight"), stacked=Stacked(STACKED)),
     GRANITE_SHARED,
     kinds=pattern("full_attention", "sliding_attention", "sliding_attention", "sliding_attention"),
 )
@@ -142,12 +142,9 @@ register(
     moe(
         width="intermediate_size",
         experts="moe_num_experts",
-        top_k="moe_topk",
-        router="router.weight",
-        stacked=("experts.fc1.weight", "experts.fc2.weight"),
-        transposed=True,
-        shared=times("intermediate_size", "moe_num_shared_experts"),
-        shared_bias="mlp_bias",
+        router=Router("router.weight", top_k="moe_topk"),
+        stacked=Stacked(("experts.fc1.weight", "experts.fc2.weight"), transposed=True),
+        shared=Shared(times("intermediate_size", "moe_num_shared_experts"), bias="mlp_bias"),
     ),
 )
 
@@ -235,11 +232,10 @@ register(
     gqa(
         bias="attention_bias",
         out_bias=False,
-        v_dim="v_head_dim",
-        kv_heads=lambda layer: layer.config.kv_heads * (2 if _slides(layer) else 1),
+        sizes=Heads(v_dim="v_head_dim", kv_heads=lambda layer: layer.config.kv_heads * (2 if _slides(layer) else 1)),
     ),
     when(_slides, weight("self_attn.attention_sink_bias", "num_attention_heads", role="attn")),
-    dense_or(moe(bias_buffer=SCORE), glu()),
+    dense_or(moe(router=Router(buffer=SCORE)), glu()),
     derive=_mimo,
     kinds=_mimo_kinds,
     ffn=first_dense(default=1),
@@ -297,7 +293,12 @@ def _step_experts(layer: Layer) -> Iterator[Tensor]:
 
 register(
     "step3p5 step3p7",
-    gqa(bias="attention_bias", qk_norm="head", heads=_step_heads, gate="g_proj", gate_size=_step_heads),
+    gqa(
+        bias="attention_bias",
+        norm=QkNorm("head"),
+        sizes=Heads(heads=_step_heads),
+        gate=Gate("g_proj", size=_step_heads),
+    ),
     dense_or(Block(_step_experts), glu(bias="mlp_bias")),
     tied=False,
     ffn=_step_ffn,

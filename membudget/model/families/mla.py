@@ -11,13 +11,13 @@ from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import PRE, all_of, first_dense, register
 from membudget.model.families.heads import mtp_layers
-from membudget.model.feedforward import glu, moe, times
+from membudget.model.feedforward import Router, Shared, Stacked, glu, moe, times
 from membudget.model.latent import mla, own_indexer
 from membudget.model.tensors import Tensor
 
 MLA = mla(bias="attention_bias")
 SCORE = "gate.e_score_correction_bias"
-SHARED = moe(shared=times("moe_intermediate_size", "n_shared_experts"), bias_buffer=SCORE)
+SHARED = moe(shared=Shared(times("moe_intermediate_size", "n_shared_experts")), router=Router(buffer=SCORE))
 
 
 def _value_dim(config: Config) -> dict[str, int]:
@@ -30,7 +30,7 @@ register(
     "deepseek_v2",
     when(lambda layer: layer.config.flag("use_mla", True), MLA, gqa(bias="attention_bias")),
     dense_or(
-        moe(shared=times("moe_intermediate_size", "n_shared_experts"), shared_bias="mlp_bias"), glu(bias="mlp_bias")
+        moe(shared=Shared(times("moe_intermediate_size", "n_shared_experts"), bias="mlp_bias")), glu(bias="mlp_bias")
     ),
     ffn=first_dense(),
 )
@@ -90,8 +90,8 @@ register(
     MLA,
     dense_or(
         moe(
-            stacked=("experts.gate_up_proj", "experts.down_proj"),
-            shared=times("moe_intermediate_size", "n_shared_experts"),
+            stacked=Stacked(("experts.gate_up_proj", "experts.down_proj")),
+            shared=Shared(times("moe_intermediate_size", "n_shared_experts")),
         ),
         glu(),
     ),
@@ -170,7 +170,7 @@ register(
         index_fp32=True,
     ),
     dense_or(
-        moe(shared=times("shared_experts_intermediate_size", "n_shared_experts"), bias_buffer=SCORE),
+        moe(shared=Shared(times("shared_experts_intermediate_size", "n_shared_experts")), router=Router(buffer=SCORE)),
         glu(),
     ),
     derive=_dots3,
@@ -216,10 +216,9 @@ register(
     weight("self_attn.learnable_sink_param", "num_attention_heads", role="attn"),
     dense_or(
         moe(
-            bias_buffer=SCORE,
-            stacked=("experts.gate_up_proj", "experts.down_proj"),
-            shared=times("moe_intermediate_size", "n_shared_experts"),
-            shared_names=LINEAR_GATE,
+            router=Router(buffer=SCORE),
+            stacked=Stacked(("experts.gate_up_proj", "experts.down_proj")),
+            shared=Shared(times("moe_intermediate_size", "n_shared_experts"), names=LINEAR_GATE),
         ),
         glu(names=LINEAR_GATE),
     ),
@@ -261,10 +260,9 @@ register(
     Block(_longcat, MLA.cache),
     moe(
         width="expert_ffn_hidden_size",
-        top_k="moe_topk",
-        router="router.classifier.weight",
-        bias_buffer="router.e_score_correction_bias",
-        extra_routes=_zero_experts,
+        router=Router(
+            "router.classifier.weight", top_k="moe_topk", buffer="router.e_score_correction_bias", more=_zero_experts
+        ),
     ),
     norms=(),
     count=lambda config: config.integer("num_layers", maximum=10_000),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from membudget.model.attention import gqa
-from membudget.model.blocks import Block, Layer, buffer, linear, norm, when
+from membudget.model.attention import Owns, QkNorm, gqa
+from membudget.model.blocks import Block, Flag, Layer, buffer, linear, norm, when
 from membudget.model.config import Config
 from membudget.model.families.base import SANDWICH, register
-from membudget.model.feedforward import glu, moe
+from membudget.model.feedforward import Router, Stacked, glu, moe
 from membudget.model.tensors import Tensor
 
 
@@ -76,8 +76,8 @@ def _five_of_six(config: Config) -> list[str]:
     return ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(config.layers)]
 
 
-def _attention(**more: Any) -> Block:
-    return gqa(bias="attention_bias", qk_norm="head", owns_kv=_own_kv, **more)
+def _attention(own_v: Flag = True) -> Block:
+    return gqa(bias="attention_bias", norm=QkNorm("head"), owns=Owns(kv=_own_kv, v=own_v))
 
 
 register(
@@ -134,14 +134,13 @@ def _gemma4_router(layer: Layer) -> Iterator[Tensor]:
 GEMMA4_EXPERTS = when(
     "enable_moe_block",
     moe(
-        top_k="top_k_experts",
-        router="router.proj.weight",
-        stacked=("experts.gate_up_proj", "experts.down_proj"),
+        router=Router("router.proj.weight", top_k="top_k_experts"),
+        stacked=Stacked(("experts.gate_up_proj", "experts.down_proj")),
         name="",
     ),
 )
 GEMMA4 = (
-    _attention(owns_v=_own_v),
+    _attention(_own_v),
     glu(width=_gemma4_width),
     GEMMA4_EXPERTS,
     when("enable_moe_block", Block(_gemma4_router)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from membudget.model.attention import fused_mha, gqa, kv_spec, mha_dim
+from membudget.model.attention import Heads, fused_mha, gqa, kv_spec, mha_dim
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import PRE, first_dense, qwen_window, register
 from membudget.model.families.heads import MAX_HEADS
-from membudget.model.feedforward import glu, mlp, moe, times
+from membudget.model.feedforward import Shared, glu, mlp, moe, times
 from membudget.model.tensors import Tensor
 
 register("internlm", gqa(bias=lambda layer: layer.config.flag("bias", True)), glu())
@@ -88,7 +88,7 @@ register(
     gqa(bias="attention_bias"),
     when(lambda layer: layer.config.size("num_experts") > 0, moe(width="intermediate_size"), glu()),
 )
-DEEPSEEK_EXPERTS = moe(shared=times("moe_intermediate_size", "n_shared_experts"), shared_bias="mlp_bias")
+DEEPSEEK_EXPERTS = moe(shared=Shared(times("moe_intermediate_size", "n_shared_experts"), bias="mlp_bias"))
 register(
     "deepseek unlimited_ocr_text",
     gqa(bias="attention_bias"),
@@ -170,7 +170,10 @@ def _nas_width(layer: Layer) -> int:
     return -(-width // 256) * 256
 
 
-NAS_ATTENTION, NAS_MLP = gqa(bias="attention_bias", kv_heads=_nas_kv), glu(width=_nas_width, bias="mlp_bias")
+NAS_ATTENTION, NAS_MLP = (
+    gqa(bias="attention_bias", sizes=Heads(kv_heads=_nas_kv)),
+    glu(width=_nas_width, bias="mlp_bias"),
+)
 
 
 def _nas_layer(layer: Layer) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from membudget.model.config import MAX_LAYERS, Config
 from membudget.model.families.base import all_of, register
 from membudget.model.families.heads import mtp_pattern
 from membudget.model.families.mixtures import GRANITE, GRANITE_SHARED
-from membudget.model.feedforward import glu, mlp, moe, optional
+from membudget.model.feedforward import Latent, Router, Shared, glu, mlp, moe, optional
 from membudget.model.state import conv, conv_state, expanded, mamba1, mamba2, recurrent, time_step_rank
 from membudget.model.tensors import Tensor
 
@@ -83,7 +83,9 @@ register(
             ),
         }
     ),
-    dense_or(moe(width="intermediate_size", router="router.weight", name="feed_forward."), glu(name="feed_forward.")),
+    dense_or(
+        moe(width="intermediate_size", router=Router("router.weight"), name="feed_forward."), glu(name="feed_forward.")
+    ),
     norms=HYBRID_NORMS,
     final="final_layernorm",
     kinds=_attention_at,
@@ -192,11 +194,9 @@ NEMOTRON = by_kind(
         "mlp": mlp(bias="mlp_bias", name="mixer."),
         "moe": moe(
             names=("up_proj", "down_proj"),
-            bias_buffer="gate.e_score_correction_bias",
-            shared=optional("moe_shared_expert_intermediate_size"),
-            shared_bias="mlp_bias",
-            latent=optional("moe_latent_size"),
-            latent_bias="mlp_bias",
+            router=Router(buffer="gate.e_score_correction_bias"),
+            shared=Shared(optional("moe_shared_expert_intermediate_size"), bias="mlp_bias"),
+            latent=Latent(optional("moe_latent_size"), bias="mlp_bias"),
             name="mixer.",
         ),
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from membudget.model.attention import gqa
+from membudget.model.attention import QkNorm, gqa
 from membudget.model.blocks import Block, Layer, dense_or, linear, norm, when
 from membudget.model.caches import CacheSpec, State
 from membudget.model.config import Config
 from membudget.model.families.base import first_dense, register
-from membudget.model.feedforward import GATE_UP_DOWN, glu, moe
+from membudget.model.feedforward import GATE_UP_DOWN, Router, Shared, glu, moe
 from membudget.model.tensors import Tensor
 
 # ---- MiniMax-M3: attention to picked blocks of keys -----------------------------------------
@@ -44,15 +44,14 @@ def _m3_ffn(config: Config) -> list[str]:
 
 register(
     "minimax_m3_vl_text minimax_m3",
-    gqa(qk_norm="head"),
+    gqa(norm=QkNorm("head")),
     when(lambda layer: layer.kind != "full_attention", Block(_m3_indexer)),
     dense_or(
         moe(
             width="intermediate_size",
-            bias_buffer="e_score_correction_bias",
+            router=Router(buffer="e_score_correction_bias"),
             names=("w1", "w3", "w2"),
-            shared="shared_intermediate_size",
-            shared_names=GATE_UP_DOWN,
+            shared=Shared("shared_intermediate_size", names=GATE_UP_DOWN),
             name="block_sparse_moe.",
         ),
         glu(width="dense_intermediate_size"),
@@ -180,12 +179,7 @@ def _v4_cache(layer: Layer) -> CacheSpec:
 register(
     "deepseek_v4 deepseek_ref",
     Block(_v4_attention, _v4_cache),
-    moe(
-        names=("w1", "w3", "w2"),
-        shared="moe_intermediate_size",
-        shared_bias="mlp_bias",
-        name="ffn.",
-    ),
+    moe(names=("w1", "w3", "w2"), shared=Shared("moe_intermediate_size", bias="mlp_bias"), name="ffn."),
     Block(_v4_routing),
     Block(_v4_streams),
     norms=("attn_norm", "ffn_norm"),
