@@ -38,7 +38,6 @@ KNOWN_CIRCLES: frozenset[tuple[str, ...]] = frozenset(
     {
         ("engines.arithmetic", "engines.vllm"),
         ("engines.buckets", "engines.transformers"),
-        ("planning.fleet", "planning.fleet_text"),
     }
 )
 

@@ -10,7 +10,7 @@ A machine's reserve is taken off: what is left to the operating system holds no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from membudget import machines
 from membudget.budgets.budget import Budget
@@ -167,52 +167,6 @@ class Fleet:
         left = self.node_bytes - self.weights - self.reserve
         return max(left // request, 0) if request else self.users * (left >= 0)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why the node is refused, with both figures; None when the plan is within it."""
-        from membudget.planning.fleet_text import refusal
-
-        return refusal(self)
-
-    @property
-    def verdict(self) -> str:
-        """One sentence on the node."""
-        from membudget.planning.fleet_text import verdict
-
-        return verdict(self)
-
-    def lines(self) -> list[str]:
-        """The plan as text: the bound in decimal GB, the cache in GiB beside it, the layouts in GiB."""
-        from membudget.planning.fleet_text import lines
-
-        return lines(self)
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan as documented JSON: bytes as integers, stable keys."""
-        return {
-            "ctx": self.ctx,
-            "users": self.users,
-            **self.sums,
-            "reserve": self.reserve,
-            "total": self.total,
-            "kv_cache_mha_bf16": self.mha_bf16,
-            "lower_bound": True,
-            "lower_bound_text": BOUND,
-            "counts": [count._asdict() for count in self.counts],
-            "node": {"machine": self.node.name, "devices": self.node_devices, "bytes": self.node_bytes},
-            "fits": self.fits,
-            "within_bound": self.within_bound,
-            "max_users": self.max_users,
-            "refusal": self.refusal,
-            "verdict": self.verdict,
-            "layouts": None if self.layouts is None else [_plain(layout) for layout in self.layouts],
-            "with_a_layout": [
-                kind._asdict() | {"layout": None if kind.layout is None else _plain(kind.layout)} for kind in self.kinds
-            ],
-            "tensor_parallel": [way._asdict() for way in self.tensor_parallel],
-            "parts": [part._asdict() for part in self.parts],
-        }
-
 
 def for_params(
     params: str | int,
@@ -311,10 +265,6 @@ def parameters(billions: str | int) -> int:
 def given(machine: Machine) -> int:
     """Bytes of a machine that a model can have: as sold, less what is left to the operating system."""
     return machine.marketed - machine.os_reserve
-
-
-def _plain(layout: Layout) -> dict[str, Any]:
-    return {"devices": layout.devices, **layout._asdict()}
 
 
 def _size(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from membudget.planning.fleet import BOUND, Fleet, Kind
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, nearest, smallest
 from membudget.planning.words import users_text
@@ -64,10 +66,41 @@ def lines(fleet: Fleet) -> list[str]:
         shown.append(f"at least {count.devices:,} x {count.machine} ({each})")
     shown.append(BOUND)
     shown += [_kind(kind) for kind in fleet.kinds]
-    shown.append(fleet.verdict)
+    shown.append(verdict(fleet))
     if fleet.layouts is not None:
         shown += _layouts(fleet, fleet.layouts)
     return [*shown, *_split(fleet), *([NOT_LAID_OUT] if fleet.layouts is None else [])]
+
+
+def as_json(fleet: Fleet) -> dict[str, Any]:
+    """The plan as documented JSON: bytes as integers, stable keys."""
+    return {
+        "ctx": fleet.ctx,
+        "users": fleet.users,
+        **fleet.sums,
+        "reserve": fleet.reserve,
+        "total": fleet.total,
+        "kv_cache_mha_bf16": fleet.mha_bf16,
+        "lower_bound": True,
+        "lower_bound_text": BOUND,
+        "counts": [count._asdict() for count in fleet.counts],
+        "node": {"machine": fleet.node.name, "devices": fleet.node_devices, "bytes": fleet.node_bytes},
+        "fits": fleet.fits,
+        "within_bound": fleet.within_bound,
+        "max_users": fleet.max_users,
+        "refusal": refusal(fleet),
+        "verdict": verdict(fleet),
+        "layouts": None if fleet.layouts is None else [_plain(layout) for layout in fleet.layouts],
+        "with_a_layout": [
+            kind._asdict() | {"layout": None if kind.layout is None else _plain(kind.layout)} for kind in fleet.kinds
+        ],
+        "tensor_parallel": [way._asdict() for way in fleet.tensor_parallel],
+        "parts": [part._asdict() for part in fleet.parts],
+    }
+
+
+def _plain(layout: Layout) -> dict[str, Any]:
+    return {"devices": layout.devices, **layout._asdict()}
 
 
 def _bound_refusal(fleet: Fleet) -> str | None:

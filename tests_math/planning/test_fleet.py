@@ -25,7 +25,7 @@ from membudget.planning.fleet import (
     for_params,
     parameters,
 )
-from membudget.planning.fleet_text import gb, gib
+from membudget.planning.fleet_text import as_json, gb, gib, lines, refusal, verdict
 from membudget.units import GB, GIB
 
 pytestmark = pytest.mark.math
@@ -60,12 +60,12 @@ def test_published_figures(
     assert gb(fleet.total) == total
     assert [(count.machine, count.devices) for count in fleet.counts] == [("h100-80gb", h100), ("h200-141gb", h200)]
     assert fleet.mha_bf16 == ratio * fleet.kv_cache
-    assert any(f"would take {ratio}x the cache" in line for line in fleet.lines()) == (ratio > 1)
+    assert any(f"would take {ratio}x the cache" in line for line in lines(fleet)) == (ratio > 1)
 
 
 def test_cache_in_both_systems() -> None:
     """1,000 GiB are 1,073.74 GB: both are printed, each with its unit."""
-    line = next(line for line in seventy().lines() if line.startswith("kv_cache"))
+    line = next(line for line in lines(seventy()) if line.startswith("kv_cache"))
     assert "1,073.74 GB = 1,000.00 GiB" in line
 
 
@@ -80,16 +80,16 @@ def test_fits_one_node() -> None:
     fleet = seventy(dtype="fp8")
     assert fleet.node_bytes == 640 * GB
     assert fleet.fits
-    assert fleet.refusal is None
-    assert fleet.verdict == "within one node: 626.34 GB of the 640.00 GB of 8 x h100-80gb"
+    assert refusal(fleet) is None
+    assert verdict(fleet) == "within one node: 626.34 GB of the 640.00 GB of 8 x h100-80gb"
 
 
 def test_exceeding_the_node_is_refused_with_both_figures() -> None:
     """A plan that needs more than the node says what it needs and what the node has."""
     fleet = seventy()
     assert not fleet.fits
-    assert fleet.refusal is not None
-    assert fleet.refusal.startswith(
+    assert refusal(fleet) is not None
+    assert refusal(fleet).startswith(
         "refused: exceeds the node: 1,233.21 GB are needed and 8 x h100-80gb have 640.00 GB"
     )
 
@@ -98,11 +98,11 @@ def test_unbudgeted_prefill_peak_is_refused() -> None:
     """104 users in fp8 fit without the reserve of 19.47 GB and not with it."""
     fleet = seventy(dtype="fp8", users=104)
     assert fleet.weights + fleet.kv_cache < fleet.node_bytes < fleet.total
-    assert fleet.refusal is not None
-    assert "an unbudgeted prefill peak" in fleet.refusal
-    assert "628.35 GB" in fleet.refusal
-    assert "640.00 GB" in fleet.refusal
-    assert "reserve of 19.47 GB" in fleet.refusal
+    assert refusal(fleet) is not None
+    assert "an unbudgeted prefill peak" in refusal(fleet)
+    assert "628.35 GB" in refusal(fleet)
+    assert "640.00 GB" in refusal(fleet)
+    assert "reserve of 19.47 GB" in refusal(fleet)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
@@ -117,15 +117,15 @@ def test_weights_alone_may_be_too_much() -> None:
     """A model larger than the node leaves no user."""
     fleet = for_params(405, kv_heads=8, **SHAPE)
     assert fleet.max_users == 0
-    assert "not even one user fits" in str(fleet.refusal)
+    assert "not even one user fits" in str(refusal(fleet))
 
 
 def test_bound_says_what_it_does_not_prove() -> None:
     """The sentence stands in the text and in the JSON."""
     fleet = seventy()
     assert "an aggregate bound proves no sharding layout" in BOUND
-    assert BOUND in fleet.lines()
-    assert fleet.as_json()["lower_bound_text"] == BOUND
+    assert BOUND in lines(fleet)
+    assert as_json(fleet)["lower_bound_text"] == BOUND
 
 
 @pytest.mark.parametrize("field", ["ctx", "users", "layers", "head_dim", "heads", "kv_heads"])
@@ -213,7 +213,7 @@ def test_the_bound_is_no_layout() -> None:
     assert device.weights is not None
     assert device.kv_cache is not None
     assert device.weights + device.kv_cache > 80 * GB
-    line = next(line for line in fleet.lines() if line.startswith("tensor parallel 16"))
+    line = next(line for line in lines(fleet) if line.startswith("tensor parallel 16"))
     assert "62.97 GB more than 80.00 GB" in line
 
 
@@ -247,7 +247,7 @@ def test_laws_of_the_bound(
     assert fleet.kv_cache == 2 * layers * kv_heads * head_dim * ctx * users * (2 if dtype == "bf16" else 1)
     for count in fleet.counts:
         assert (count.devices - 1) * count.marketed < fleet.total <= count.devices * count.marketed
-    assert fleet.fits == (fleet.refusal is None) == (fleet.total <= 640 * GB)
+    assert fleet.fits == (refusal(fleet) is None) == (fleet.total <= 640 * GB)
     assert fleet.fits == (fleet.max_users >= users)
     more = for_params(billions, users=users + 1, format=dtype, kv_cache_dtype=dtype, **shape)
     assert more.kv_cache * users == fleet.kv_cache * (users + 1)
@@ -311,10 +311,10 @@ def test_other_devices_and_nodes() -> None:
 def test_json_is_whole_numbers() -> None:
     """The JSON is one document, bytes are integers, and it holds what the text says."""
     fleet = seventy(dtype="fp8", users=104)
-    document = json.loads(json.dumps(fleet.as_json(), allow_nan=False))
+    document = json.loads(json.dumps(as_json(fleet), allow_nan=False))
     assert document["total"] == fleet.total == sum(part["bytes"] for part in document["parts"])
     assert document["node"] == {"machine": "h100-80gb", "devices": 8, "bytes": 640 * GB}
-    assert (document["fits"], document["max_users"], document["refusal"]) == (False, 102, fleet.refusal)
+    assert (document["fits"], document["max_users"], document["refusal"]) == (False, 102, refusal(fleet))
     assert not [value for value in document.values() if isinstance(value, float)]
     assert {item["size"] for item in document["tensor_parallel"]} >= set(SIZES)
 

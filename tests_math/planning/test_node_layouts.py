@@ -17,7 +17,7 @@ from membudget.cli.main import main
 from membudget.machines import Machine, get
 from membudget.model import Model, build
 from membudget.planning.fleet import FleetError, for_model, for_params
-from membudget.planning.fleet_text import NOT_LAID_OUT
+from membudget.planning.fleet_text import NOT_LAID_OUT, verdict
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, every, fewest, nearest, smallest, tried
 from membudget.units import GIB
 
@@ -266,7 +266,7 @@ def test_no_layout_of_very_many(model: Get) -> None:
     wide = for_model(model("Qwen/Qwen2.5-7B"), formats.get("bf16"), ctx=8192, users=100_000, node=(get("t4"), 10_000))
     assert wide.within_bound
     assert not wide.fits
-    assert "no layout of up to 128 of the 10,000 x t4 fits" in wide.verdict
+    assert "no layout of up to 128 of the 10,000 x t4 fits" in verdict(wide)
 
 
 def test_nothing_is_nearest_to_fit_where_all_are_refused() -> None:

@@ -27,6 +27,8 @@ from membudget.formats import Format
 from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
+from membudget.planning.fleet_text import as_json, verdict
+from membudget.planning.fleet_text import lines as lines_of
 
 _MOST = 2**40
 
@@ -76,7 +78,7 @@ def run(args: Arguments) -> Result:
         dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
         fleet = _from_params(args, format_name, dtype, ctx, users, devices, node, sizes)
         name = f"{args.params.strip().removesuffix('B').strip()}B parameters"
-    document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **fleet.as_json(), "notes": notes}
+    document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **as_json(fleet), "notes": notes}
     return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype, notes))
 
 
@@ -166,9 +168,9 @@ def _text(fleet: Fleet, name: str, form: str, dtype: str, notes: list[str]) -> s
     terminal = Terminal.of()
     title = terminal.paint(plain(name) if " " not in name else name, "bold")
     lines = [terminal.dot.join([title, f"{form} weights", f"{dtype} KV cache"])]
-    for line in fleet.lines():
+    for line in lines_of(fleet):
         lines += terminal.wrap(line) if "  " not in line else [line]
-        if line == fleet.verdict:
+        if line == verdict(fleet):
             for note in notes:
                 lines += terminal.wrap(note)
     return "\n".join(lines)
