@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from membudget.budgets.budget import Budget
-from membudget.engines.transformers import activations
+from membudget.engines import activations
 from membudget.host import system
 from membudget.measure import guard
 from membudget.measure.comparison import Comparison

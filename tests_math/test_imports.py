@@ -37,7 +37,6 @@ FACE = frozenset({"", "__main__"})
 KNOWN_CIRCLES: frozenset[tuple[str, ...]] = frozenset(
     {
         ("engines.arithmetic", "engines.vllm"),
-        ("engines.buckets", "engines.transformers"),
     }
 )
 

@@ -11,10 +11,9 @@ from typing import Protocol
 
 from membudget.budgets.settings import Settings
 from membudget.data.defaults import DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
-from membudget.engines import share
+from membudget.engines import activations, share
 from membudget.engines.base import BUCKETS, Answer, Bucket, Limit, Line, Load, Phase, Prepared, Rank, sums_of
 from membudget.engines.search import largest
-from membudget.engines.transformers import activations
 from membudget.formats import Format
 from membudget.formats.kv import KvBytes
 from membudget.machines import Machine

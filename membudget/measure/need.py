@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from membudget.engines.transformers import activations
+from membudget.engines import activations
 from membudget.model import Model
 from membudget.units import short
 

@@ -12,7 +12,7 @@ from typing import Any
 from membudget.budgets.budget import Budget
 from membudget.budgets.schema import measure_defaults
 from membudget.budgets.tolerance import EXACT, Tolerance
-from membudget.engines.transformers import activations
+from membudget.engines import activations
 from membudget.engines.transformers.caches import cache_bytes
 from membudget.errors import MembudgetError
 from membudget.measure.comparison import Row, Unit

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.tolerance import Expectation
+from membudget.engines import activations
 from membudget.engines.base import Limit
 from membudget.engines.buckets import width_of
-from membudget.engines.transformers import activations
 from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.planning.ledger import BUCKETS, Ledger, predict

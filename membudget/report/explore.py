@@ -1,7 +1,7 @@
 """The page to play with a plan: a table of coefficients from Python, summed by `static/ledger.js`.
 
 Weights, overhead and reserves travel as bytes, caches and activations as coefficients of tokens and users
-(`_terms`, `membudget.engines.transformers.activations.coefficients`).  What the page says when it opens, suggestions
+(`_terms`, `membudget.engines.activations.coefficients`).  What the page says when it opens, suggestions
 included, is what `membudget plan` says; for what is moved by hand the script sums the same table.
 """
 
@@ -14,8 +14,8 @@ from membudget import __version__, formats
 from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Settings, declared, is_gguf
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
+from membudget.engines import activations
 from membudget.engines.llama_cpp import cells as llama_cpp
-from membudget.engines.transformers import activations
 from membudget.formats import Format, FormatError, kv
 from membudget.machines import Machine
 from membudget.model import Model

@@ -17,7 +17,7 @@ import pytest
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import load
-from membudget.engines.transformers import activations
+from membudget.engines import activations
 from membudget.measure import guard
 from membudget.measure.comparison import Comparison, Row
 from membudget.measure.plan import EDGE_PARTS, CannotMeasure, plan

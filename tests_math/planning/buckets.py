@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from membudget.budgets.budget import Budget
 from membudget.engines import share
+from membudget.engines.activations import Peak
 from membudget.engines.buckets import Buckets, Split
-from membudget.engines.transformers.activations import Peak
 from membudget.planning.capacity import prepared
 
 

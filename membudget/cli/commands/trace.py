@@ -78,7 +78,7 @@ def run(args: Arguments) -> Result:
 
 
 def _closed_form(model: Model, args: Arguments, tokens: int, batch: int) -> Any:
-    from membudget.engines.transformers import activations
+    from membudget.engines import activations
 
     return activations.prefill(
         model,

@@ -64,7 +64,7 @@ const Ledger = (() => {
     return cache.by[plan.engine].error || "";
   }
 
-  /** The quantities that coefficients multiply, see membudget.engines.transformers.activations.coefficients. */
+  /** The quantities that coefficients multiply, see membudget.engines.activations.coefficients. */
   function quantities(plan, ctx, count) {
     const plain = plan.engine === "transformers";
     const tokens = plain ? ctx * count : plan.batched;

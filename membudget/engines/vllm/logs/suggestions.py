@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from membudget.engines.transformers.activations import prefill
+from membudget.engines.activations import prefill
 from membudget.engines.vllm.logs.compare import Compared
 from membudget.engines.vllm.logs.kinds import RefusalKind
 from membudget.engines.vllm.logs.record import EngineLog

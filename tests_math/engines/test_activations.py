@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget.engines.transformers import activations
+from membudget.engines import activations
 from membudget.model import Model, build
 from tests_math.strategies import llama_configs
 
