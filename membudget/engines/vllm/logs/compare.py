@@ -40,7 +40,7 @@ def compare(log: EngineLog, model: Model | None, known: Mapping[str, Any] | None
     known: fields of `PoolRequest` that the log does not print (tp, version, kv_cache_dtype, ...).
     """
     if model is None:
-        return Compared(note="the model is not known here, so only the log's own figures are compared")
+        return Compared(note="the model has no config.json here, so only the log's own figures are compared")
     memory = log.memory
     if memory is None:
         return Compared(note="the log does not print the memory of the pool")

@@ -103,5 +103,5 @@ def _not_the_model(log: EngineLog, model: Model) -> Check:
 
 
 def _unknown_model(log: EngineLog, model: Model) -> bool:
-    """Whether the log names a model that is not known here: a folder, a served name."""
+    """Whether the log names a model without a config.json here: a folder, a served name."""
     return bool(log.model) and log.model != model.name and find_model(log)[0] is None

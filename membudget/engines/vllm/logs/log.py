@@ -31,7 +31,7 @@ _HEAD = 300
 _REFUSALS = 64
 #: Exceptions remembered an engine: the last that counts is among them.
 _RECENT = 16
-#: Text before a message that is no prefix of a logger: a prompt, a source line, a dict that quotes the message.
+#: Text before a message that is not a logger's prefix: a prompt, a source line, a dict that quotes the message.
 _MAX_PREFIX = 300
 
 _ANSI = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|#033|\^\[)(?:\[[0-9;?]*[A-Za-z]|\][^\x07]{0,200}\x07)")

@@ -192,7 +192,9 @@ class EngineLog:
         """gpu_memory_utilization, sharpest print first, then the arguments."""
         figure = self.get("utilization")
         value = self.setting("gpu_memory_utilization")
-        if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value <= 1:  # else it is no share
+        if (
+            isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value <= 1
+        ):  # else it is not a share
             return figure
         if figure is None or figure.half:
             line = self.settings["gpu_memory_utilization"].line
