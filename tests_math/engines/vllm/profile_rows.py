@@ -143,7 +143,8 @@ def _scored(row: dict[str, Any]) -> Scored:
     share, inside = 0.0, False
     if printed["available"] is not None:
         share = off["available"] * GIB / found.total.bytes
-        rounding = 0.005  # figures are printed with two decimals
+        # figures are printed with two decimals: what was left, and the device's total, of which a share is requested
+        rounding = 0.005 * (1 + found.utilization)
         inside = rank.low / GIB - rounding <= printed["available"] <= rank.high / GIB + rounding
     return Scored(row, found, off, share, inside, (rank.high - rank.low) / found.total.bytes, False)
 

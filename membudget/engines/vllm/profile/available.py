@@ -125,7 +125,7 @@ def _rank(
         model, rank.model, form, machine, settings, taken, version,
         first=rank.stage == 0, last=rank.stage == count - 1,
     )  # fmt: skip
-    outside = non_torch(machine, settings.tp, settings.pp, version)
+    outside = non_torch(machine, settings.tp, settings.pp, version, settings.nodes)
     captured = graphs(model, widths(model, rank.model, settings.tp), machine, settings, taken, version, ran.runner)
     assumed = (rank.weights, ran.estimate, outside, captured)
     used = replace(assumed, learned, model, form, settings, taken, version) if learned else assumed

@@ -13,10 +13,11 @@ from membudget.engines.vllm.parallel.cut import VOCAB_PADDING
 from membudget.engines.vllm.parallel.ranks import stages
 from membudget.engines.vllm.pool.derive import model_dtype
 from membudget.engines.vllm.profile.estimate import Estimate
+from membudget.engines.vllm.profile.kernels import Linear, held, kernels, kind
 from membudget.engines.vllm.profile.rope import tables
 from membudget.engines.vllm.profile.settings import ProfileSettings
 from membudget.formats import get
-from membudget.formats.base import Format
+from membudget.formats.base import Format, Piece
 from membudget.formats.safetensors import Safetensors
 from membudget.machines import Machine
 from membudget.model import Model
@@ -39,6 +40,8 @@ _FUSED = {
 _SMALL, _LARGE, _STEP, _BUFFER, _UNIT = MIB, 10 * MIB, 2 * MIB, 20 * MIB, 512
 #: What the weights of 44 public starts were off by: 0.02 GiB and less.
 _OFF = 16 * MIB
+#: Names of a quantized matrix's scales, the larger ones first.
+_SCALES = ("weight_scale", "weight_scale_inv", "scales")
 #: Tower matrices that a rank holds whole: tables and convolutions.
 _WHOLE = ("embed", "position", "patch", "class_", "conv")
 
@@ -74,6 +77,7 @@ def _weights(
     dtype = model_dtype(model.config, settings.dtype)[0]
     width = 4 if dtype == "float32" else 2
     sizes: dict[str, int] = {}
+    layers: dict[str, _Quantized] = {}
     padded: list[tuple[int, int]] = []
     for tensor in rank.tensors:
         if tensor.part != "params" and not tensor.name.endswith("e_score_correction_bias"):
@@ -83,25 +87,73 @@ def _weights(
         if _mxfp4(form) and tensor.role == "mlp.experts":
             padded.append(_experts(tensor, machine, settings, version))
             continue
-        _add(sizes, tensor, _cut(tensor, model, settings.tp), form, model, width)
+        _add(sizes, layers, tensor, _cut(tensor, model, settings.tp), form, model, width)
     rotary = tables(model.config, width)
-    plain = _allocated([*sizes.values(), *rotary])
+    ways = _prepared(layers, machine, version)
+    every = [_allocated([*sizes.values(), *kept, *rotary]) for _, kept in ways]
+    plain = every[0]
     low, high = sum(size for size, _ in padded), sum(size for _, size in padded)
     size = plain + (low + high) // 2
-    why = f"{sum(sizes.values()):,} B of tensors, {sum(rotary):,} B of rotary tables, rounded as the allocator does"
+    low, high = low + min(every) - plain, high + max(every) - plain
+    total = sum(sizes.values()) + sum(ways[0][1])
+    why = f"{total:,} B of tensors, {sum(rotary):,} B of rotary tables, rounded as the allocator does"
+    if layers:
+        stored = sum(each.stored for each in layers.values())
+        said = "; ".join(f"{name} {sum(kept):,} B" for name, kept in ways)
+        why += f"; {stored:,} B of quantized layers as their kernel keeps them: {said}"
     if padded:
         why += f"; MXFP4 experts {low:,} to {high:,} B by the kernel that multiplies them"
     source = "model_executor/models, layers/rotary_embedding; CUDACachingAllocator.cpp"
     return Estimate("weights", size, plain + low - _OFF, plain + high + _OFF, why, source)
 
 
-def _add(sizes: dict[str, int], tensor: Tensor, shape: tuple[int, ...], form: Format, model: Model, width: int) -> None:
+class _Quantized(NamedTuple):
+    """One quantized layer: what its kernel sees, how often it is there, what it is (`kernels.kind`), bytes stored."""
+
+    layer: Linear
+    copies: int
+    what: str
+    stored: int
+
+
+def _prepared(layers: dict[str, _Quantized], machine: Machine, version: Version) -> list[tuple[str, list[int]]]:
+    """What the kernels keep of all layers, tensor by tensor: (their names, bytes) of each choice, the likely first."""
+    takes: dict[str, tuple[str, ...]] = {}
+    for name, each in layers.items():
+        awq = "qzeros" in each.layer.pieces and "g_idx" not in each.layer.pieces
+        takes[name] = kernels(each.what, machine, version, expert=bool(each.layer.expert), awq=awq)
+    out = []
+    for place in range(max(map(len, takes.values()), default=1)):
+        kept: list[int] = []
+        names: set[str] = set()
+        for name, each in layers.items():
+            kernel = takes[name][min(place, len(takes[name]) - 1)]
+            names.add(kernel)
+            kept += [size * each.copies for size in held(each.what, kernel, each.layer, version).values()]
+        out.append((" and ".join(sorted(names)), kept))
+    return out
+
+
+def _add(
+    sizes: dict[str, int],
+    layers: dict[str, _Quantized],
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    form: Format,
+    model: Model,
+    width: int,
+) -> None:
     made = form.layout(tensor._replace(shape=shape), model)
     stem, _, last = tensor.name.rpartition(".")
     parent, _, leaf = stem.rpartition(".") if last in ("weight", "bias") else (stem, "", last)
     if tensor.role == "mlp.experts":
         parent = parent.removesuffix(".*")
     name = f"{parent}.{_FUSED.get(leaf, leaf)}"
+    pieces = {piece.suffix: piece for piece in made.pieces}
+    what = kind({suffix: piece.dtype for suffix, piece in pieces.items()}) if last != "bias" else ""
+    if what and len(shape) == 2:
+        _quantized(layers, name, what, tensor, shape, pieces, width)
+        return
     for piece in made.pieces:
         if piece.beside:
             continue
@@ -112,6 +164,33 @@ def _add(sizes: dict[str, int], tensor: Tensor, shape: tuple[int, ...], form: Fo
                 size = size // dense * width  # kept in the model's dtype, whatever the file's is
         where = f"{name}.{last if last == 'bias' else piece.suffix}"
         sizes[where] = sizes.get(where, 0) + size * tensor.copies
+
+
+def _quantized(
+    layers: dict[str, _Quantized],
+    name: str,
+    what: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    pieces: dict[str, Piece],
+    width: int,
+) -> None:
+    """Count a map's pieces to the layer that it is fused into."""
+    n, k = shape
+    scale = next((pieces[each].shape for each in _SCALES if each in pieces), ())
+    groups = (scale[0] if "scales" in pieces else scale[1]) if len(scale) == 2 else 1
+    expert = ""
+    if tensor.role == "mlp.experts":
+        expert = "down" if name.endswith(("down_proj", "w2")) else "up"
+    found = {suffix: piece.nbytes for suffix, piece in pieces.items()}
+    before = layers.get(name)
+    if before is not None:
+        n += before.layer.n
+        each_input = {"g_idx": found.get("g_idx", 0)}  # of the inputs, which fused maps share
+        found = {suffix: size + before.layer.pieces.get(suffix, 0) for suffix, size in found.items()} | each_input
+        found = {suffix: size for suffix, size in found.items() if size or suffix != "g_idx"}
+    stored = sum(found.values()) * tensor.copies
+    layers[name] = _Quantized(Linear(n, k, found, groups, expert, width), tensor.copies, what, stored)
 
 
 def _cut(tensor: Tensor, model: Model, tp: int) -> tuple[int, ...]:

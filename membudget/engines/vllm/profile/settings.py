@@ -19,6 +19,7 @@ class ProfileSettings:
         performance_mode, language_model_only, skip_mm_profiling, enable_expert_parallel, max_loras,
         max_lora_rank: as vLLM names them.
     tp, pp: tensor_parallel_size, pipeline_parallel_size.
+    nodes: hosts that the ranks are on (nnodes, or what Ray spreads them over).
     dtype: of the model: ``bfloat16``, ``float16``, ``float32`` or ``auto``.
     usage: ``server`` (vllm serve), ``llm`` (the LLM class) or ``engine`` (AsyncLLMEngine in a program): their defaults
         differ.
@@ -40,6 +41,7 @@ class ProfileSettings:
     max_model_len: int | None = None
     tp: int = 1
     pp: int = 1
+    nodes: int = 1
     dtype: str | None = None
     enforce_eager: bool = False
     usage: str = "server"
