@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from membudget.budgets.budget import unfiled
-from membudget.budgets.settings import DEFAULT_ENGINE, settings_of
+from membudget.budgets.settings import default_engine, settings_of
 from membudget.cli.commands.common import InputError, choose_cache, choose_format
 from membudget.data.defaults import MAX_CTX, MAX_USERS
 from membudget.host.detect import find_machine
@@ -19,7 +19,7 @@ def plan(
     users: int = 1,
     format: str | None = None,
     kv_cache_dtype: str = "auto",
-    engine: str = DEFAULT_ENGINE,
+    engine: str | None = None,
     offline: bool | None = None,
 ) -> Ledger:
     """Predict what `users` sequences of `ctx` tokens take on a machine; all sizes of the answer are in bytes.
@@ -27,7 +27,8 @@ def plan(
     model: a hub id, folder, config.json, .gguf or .safetensors file.
     machine: as `membudget machines` lists them, or several: ``2x dgx-spark``.
     format: as `membudget formats` lists them; None for the one that the files or their config declare.
-    kv_cache_dtype: as vLLM spells it.  engine: vllm, transformers, llama_cpp or arithmetic.
+    kv_cache_dtype: as vLLM spells it.  engine: vllm, transformers, llama_cpp or arithmetic; None
+    for vllm, of GGUF weights and of a Mac llama_cpp.
     offline: never ask the hub; None asks unless HF_HUB_OFFLINE is set.
     Raises `ValueError` that says what was wrong and what is allowed, `membudget.ConfigError` (one of them) for a
     model that is not found or not known.
@@ -41,11 +42,11 @@ def plan(
             raise InputError(f"{name} is {value!r}; allowed is a whole number from 1 to {most:,}")
     many, name = counted(machine)
     box = find_machine(name)
-    settings = settings_of(engine)
     found = locate(model, offline=offline)
     if found.config is None:
         raise InputError(f"{shown(model)}: only weights lie there; put the model's config.json beside them")
     built = build(found.config, found.repo or model)
     form = choose_format(format, built, found)
+    settings = settings_of(engine or default_engine(form, box).name)
     cache = choose_cache(kv_cache_dtype, form, built, found, settings.name)
     return predict(unfiled(built, form, cache, ctx, users, box, settings, many))

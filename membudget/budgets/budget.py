@@ -85,7 +85,9 @@ class Budget(NamedTuple):
             machine,
             memory=self.capacity,
             os_reserve=self.os_bytes,
-            cuda_total=None if nominal else machine.cuda_total,
+            cuda_total=self.capacity if nominal else machine.cuda_total,
+            cuda_total_low=None if nominal else machine.cuda_total_low,
+            cuda_total_high=None if nominal else machine.cuda_total_high,
         )
 
 

@@ -7,6 +7,7 @@ use, so the two cannot disagree.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -255,6 +256,33 @@ class Allowance(Kind):
     def json(self) -> dict[str, Any]:
         """A string that is a tolerance."""
         return {"type": "string", "pattern": anchored(tolerance.pattern(self.unit)), "examples": ["within 1%", "exact"]}
+
+
+class Json(Kind):
+    """An object that is passed on as it is: a mapping, or JSON in a string."""
+
+    def __init__(self, allowed: str) -> None:
+        self.allowed = allowed
+
+    def value(self, node: Node, path: str, reader: Reader) -> Any:
+        """A dict of plain values."""
+        if node.kind == "map":
+            return {name: _plain(child) for name, child in node.fields.items()}
+        try:
+            value = json.loads(node.value) if isinstance(node.value, str) else None
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else self._wrong(node, path, reader)
+
+    def json(self) -> dict[str, Any]:
+        """An object, or one in a string."""
+        return {"anyOf": [{"type": "object"}, {"type": "string"}]}
+
+
+def _plain(node: Node) -> Any:
+    if node.kind == "map":
+        return {name: _plain(child) for name, child in node.fields.items()}
+    return [_plain(item) for item in node.items] if node.kind == "list" else node.value
 
 
 class Many(Kind):

@@ -17,11 +17,11 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.fields import Reader
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
 from membudget.budgets.schema import read
-from membudget.budgets.settings import Settings, kind_of, parallel_sizes, settings_of
+from membudget.budgets.settings import Settings, default_engine, kind_of, parallel_sizes, settings_of
 from membudget.checkpoint.stored_format import AsStored
 from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
-from membudget.formats import Format, kv
+from membudget.formats import Format, FormatError, kv
 from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import ConfigError, Model, build
@@ -215,8 +215,8 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
 
     models = look_up("model", lambda name: sources.model(name, folder))
     kinds = look_up("format", formats.get)
-    engine = _engine(values.get("engine", {}))
-    dtypes = look_up("kv_cache_dtype", lambda name: _kv_dtype(name, engine.name))
+    named = _engine(values["engine"]) if "engine" in values else None
+    dtypes = look_up("kv_cache_dtype", lambda name: _kv_dtype(name, named.name if named else None))
     boxes = look_up("machine", lambda name: _machine(name, sources))
     for found in models:
         if "format" not in values and isinstance(found.declared, str):
@@ -241,11 +241,12 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
         reader.refuse(1, "", f"its lists expand to {number:,} budgets; at most {MAX_BUDGETS:,} are read")
         return []
     vary = [field for field in VARYING if len(axes[field]) > 1]
-    common = _common(values, engine, reader.file, where)
+    common = _common(values, reader.file, where)
     budgets: dict[str, Budget] = {}
     for (model, declared, _, beside), kind, dtype, ctx, users, (many, machine) in itertools.product(*axes.values()):
         form = kind or declared
-        named = {
+        engine = named or settings_of(default_engine(form, machine).name)
+        varied = {
             "model": model.name.rstrip("/").rpartition("/")[2],
             "format": kind.name if kind else "",
             "kv_cache_dtype": f"kv-{dtype}",
@@ -253,10 +254,16 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             "users": f"{users}user{'s' if users != 1 else ''}",
             "machine": machine.name if many == 1 else f"{many}x-{machine.name}",
         }
-        name = unique("-".join([stem, *(plain(named[field]) for field in vary)]), budgets)
+        name = unique("-".join([stem, *(plain(varied[field]) for field in vary)]), budgets)
         own = kind_of(engine.name).kv
-        kv_dtype = kv.auto(model.config, beside, form, own).name if dtype == "auto" else dtype
-        budget = Budget(name, model, form, kv_dtype, ctx, users, machine, **common)
+        try:
+            kv_dtype = (
+                kv.auto(model.config, beside, form, own).name if dtype == "auto" else kv.get(dtype, engine=own).name
+            )
+        except FormatError as error:
+            reader.refuse(where["kv_cache_dtype"], "kv_cache_dtype", str(error))
+            return []
+        budget = Budget(name, model, form, kv_dtype, ctx, users, machine, engine, **common)
         budgets[name] = _laid_out(budget, many, reader)
     return list(budgets.values())
 
@@ -286,10 +293,9 @@ def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
     return budget
 
 
-def _common(values: dict[str, Any], engine: Settings, file: str, where: dict[str, int]) -> dict[str, Any]:
+def _common(values: dict[str, Any], file: str, where: dict[str, int]) -> dict[str, Any]:
     """What all budgets of a file share."""
     return {
-        "engine": engine,
         "overhead": values.get("overhead", DEFAULT_OVERHEAD),
         "os_reserve": values.get("os_reserve"),
         "convention": values.get("capacity", "reported"),
@@ -304,8 +310,6 @@ def _common(values: dict[str, Any], engine: Settings, file: str, where: dict[str
 
 
 def _engine(given: dict[str, dict[str, Any]]) -> Settings:
-    if not given:
-        return Settings()
     ((name, options),) = given.items()
     options = dict(options)
     step = options.pop(kind_of(name).step, None)
@@ -319,10 +323,10 @@ def _machine(name: str, sources: Sources) -> tuple[int, Machine]:
     return many, sources.machine(plain_name)
 
 
-def _kv_dtype(name: str, engine: str) -> str:
+def _kv_dtype(name: str, engine: str | None) -> str:
     if name.strip().lower() == "auto":
         return "auto"
-    return kv.get(name, engine=kind_of(engine).kv).name
+    return kv.get(name, engine=kind_of(engine).kv if engine else None).name
 
 
 def _or_why(read: Callable[[], T]) -> T | str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
 from membudget.formats import Format
+from membudget.machines import Machine
 from membudget.text.sanitize import shown
 
 if TYPE_CHECKING:  # fields read YAML, which an import of this does not
@@ -34,14 +35,15 @@ class UnknownEngine(MembudgetError):
 class Settings(NamedTuple):
     """How the model is run, as far as it moves bytes.
 
-    name: of the engine.  max_num_batched_tokens: the prefill chunk, in tokens.  attention: sdpa or eager.
-    logits: last or every.  gpu_memory_utilization: the share of the machine's memory that the engine may claim,
-    None for its default.  options: everything else, by the engine's own names.
+    name: of the engine.  max_num_batched_tokens: the prefill chunk, in tokens; None for the engine's default.
+    attention: sdpa or eager.  logits: last or every.
+    gpu_memory_utilization: the share of the memory that the engine may claim, None for its default.
+    options: everything else, by the engine's own names.
     kv_cache_dtype, overhead (bytes by part), tensor_parallel, pipeline_parallel: the budget's, see `Budget.settings`.
     """
 
     name: str = DEFAULT_ENGINE
-    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
     attention: str = "sdpa"
     logits: str = "last"
     gpu_memory_utilization: float | None = None
@@ -50,6 +52,11 @@ class Settings(NamedTuple):
     overhead: Mapping[str, int] = DEFAULT_OVERHEAD
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one prefill step, as given or `DEFAULT_BATCHED_TOKENS`."""
+        return self.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,8 @@ class Declared:
     order: int
     #: Other spellings that the command line takes.
     aliases: tuple[str, ...] = ()
-    #: Tokens of one prefill step where none are given.
-    batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    #: Tokens of one prefill step where none are given; None where that depends on the version and the device.
+    batched_tokens: int | None = DEFAULT_BATCHED_TOKENS
     #: What it calls that step.
     step: str = "max_num_batched_tokens"
     #: The smallest step that is suggested; None where the step cannot be chosen.
@@ -134,6 +141,12 @@ def settings_of(name: str, batched_tokens: int | None = None, **more: Any) -> Se
     return Settings(kind.name, kind.batched_tokens if batched_tokens is None else batched_tokens, **more)
 
 
+def default_engine(form: Format, machine: Machine) -> Declared:
+    """The engine of a plan that names none: of GGUF weights and of a Mac the one that runs there."""
+    kind = declared()[DEFAULT_ENGINE]
+    return gguf_engine() if is_gguf(form) or machine.platform not in kind.platforms else kind
+
+
 def gguf_engine() -> Declared:
     """The engine that reads GGUF files."""
     return next(one for one in declared().values() if one.gguf)
@@ -185,6 +198,7 @@ __all__ = [
     "Smaller",
     "UnknownEngine",
     "declared",
+    "default_engine",
     "gguf_engine",
     "is_gguf",
     "kind_of",

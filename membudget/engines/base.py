@@ -55,6 +55,9 @@ class Limit(StrEnum):
     SHARE = "gpu_memory_utilization"
     #: The engine refuses to start (`Answer.starts`), though the bytes are there.
     START = "start"
+    #: More users than the engine runs at once, though the bytes are there.
+    SEQUENCES = "max_num_seqs"
+    TOKENS = "max_num_batched_tokens"
 
 
 #: In the order in which plans show them.
@@ -181,10 +184,19 @@ class Rank:
         }
 
 
+class Details(Protocol):
+    """What an engine says beyond what all engines say."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, by the engine's own names."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """Whether it starts, how many users it serves, and every byte of it.  Of several devices: of the tightest."""
 
+    #: What was asked.
+    load: Load
     #: Every part of every bucket at the asked load, in bytes.
     lines: tuple[Line, ...]
     #: Bytes left over at the asked load; negative where it does not fit.
@@ -193,6 +205,8 @@ class Answer:
     limiting: Bucket | Limit | None
     #: Bytes that the engine may claim, None where it may claim all.
     limit: int | None
+    #: The share of the memory that this is, None where it is none.
+    claimed: float | None
     #: Why it does not start; empty where it does.
     starts: tuple[Refusal, ...]
     #: Requests of `ctx` tokens that run at once, 0 for none.
@@ -206,6 +220,9 @@ class Answer:
     token_at_ctx: int
     #: Bytes that one decode step reads: active weights once, every user's cache once.
     read: int
+    #: The same in the worst case of what is bounded: bytes left over, and users; None where nothing is bounded.
+    headroom_low: int | None = None
+    users_low: int | None = None
     #: What the engine prints as its concurrency: a worst case reserved at the start; None where it prints none.
     concurrency: float | None = None
     #: What to type to get this, "" where nothing is known.
@@ -214,12 +231,12 @@ class Answer:
     #: Every device where there are several, in the engine's order.
     ranks: tuple[Rank, ...] = ()
     #: The engine's own details, by its own names, for `--json` and detail views.
-    details: Any = None
+    details: Details | None = None
 
     @property
     def fits(self) -> bool:
         """Whether it starts and serves the asked users."""
-        return self.headroom >= 0 and not self.starts
+        return not self.starts and self.headroom >= 0 and self.users >= self.load.users
 
     @property
     def sums(self) -> dict[str, int]:
@@ -238,11 +255,22 @@ class Prepared(Protocol):
     def headroom(self, ctx: int, users: int) -> int:
         """Bytes left over; negative where it does not fit.  Falls with both."""
 
+    def fits(self, ctx: int, users: int) -> bool:
+        """Whether the engine starts and serves the load."""
+
     def total(self, ctx: int, users: int) -> int:
         """Bytes of all buckets."""
 
     def request(self, ctx: int) -> int:
         """Bytes of one user's cache."""
+
+    @property
+    def claimed(self) -> float | None:
+        """The share of the memory that the engine claims, as given or as it assumes; None where it claims none."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one prefill step, as given or as the engine takes them."""
 
     @property
     def bends(self) -> tuple[int, ...]:

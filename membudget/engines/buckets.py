@@ -109,7 +109,7 @@ class Buckets:
         """(tokens, sequences) of the largest prefill step."""
         if self.whole_prompts:
             return ctx * users, users
-        return self.settings.max_num_batched_tokens, 1
+        return self.settings.step_tokens, 1
 
     def peak(self, ctx: int, users: int) -> activations.Peak:
         """The larger of a decode step for all users and one prefill step."""
@@ -127,6 +127,16 @@ class Buckets:
     def request(self, ctx: int) -> int:
         """Bytes of one user's cache."""
         return self.cache.bytes(ctx)
+
+    @property
+    def claimed(self) -> float | None:
+        """The share of the memory that may be claimed, None for all."""
+        return self.settings.gpu_memory_utilization
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one prefill step."""
+        return self.settings.step_tokens
 
     @property
     def bends(self) -> tuple[int, ...]:
@@ -159,6 +169,10 @@ class Buckets:
         if beside is None or beside >= 0:
             return left
         return lambda ctx, users: min(left(ctx, users), beside)
+
+    def fits(self, ctx: int, users: int) -> bool:
+        """Whether the load fits."""
+        return self.headroom(ctx, users) >= 0
 
     def total(self, ctx: int, users: int) -> int:
         """Bytes of all buckets."""
@@ -196,10 +210,12 @@ class Buckets:
         lines, ctx = self.lines(load), load.ctx
         headroom = share.headroom(self.machine, self.settings, sum(line.bytes for line in lines))
         return Answer(
+            load=load,
             lines=lines,
             headroom=headroom,
             limiting=limiting(self.machine, self.settings, lines),
             limit=share.claim(self.machine, self.settings),
+            claimed=self.claimed,
             starts=(),
             users=self.users(ctx, load.users),
             longest=self.longest(load.users, ctx),
@@ -233,6 +249,10 @@ class Split:
         """Of the tightest rank."""
         return min([stage.held.headroom(ctx, users) for stage in self.stages])
 
+    def fits(self, ctx: int, users: int) -> bool:
+        """Whether the load fits every rank."""
+        return self.headroom(ctx, users) >= 0
+
     def total(self, ctx: int, users: int) -> int:
         """Bytes of the first stage's ranks."""
         return self.stages[0].held.total(ctx, users)
@@ -240,6 +260,16 @@ class Split:
     def request(self, ctx: int) -> int:
         """Bytes of one user's cache on a rank of the first stage."""
         return self.stages[0].held.request(ctx)
+
+    @property
+    def claimed(self) -> float | None:
+        """The share of the memory that may be claimed, None for all."""
+        return self.stages[0].held.settings.gpu_memory_utilization
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one prefill step."""
+        return self.stages[0].held.settings.step_tokens
 
     @property
     def bends(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Every figure is in bytes; a machine here is `Budget.device`: its memory by the b
 from __future__ import annotations
 
 from membudget.budgets.settings import Settings
+from membudget.data.defaults import IDLE_SHARE, SPARK_GPU
 from membudget.machines import Machine
 
 
@@ -27,6 +28,17 @@ def room_beside(machine: Machine, settings: Settings) -> int | None:
     """
     claimed = claim(machine, settings)
     return None if claimed is None or not machine.os_reserve else machine.memory - machine.os_reserve - claimed
+
+
+def assumed(machine: Machine, own: float) -> float:
+    """The share of a plan that names none: the engine's own, or less where that would not leave the system its part.
+
+    A DGX Spark is given at most what an idle one was seen to give.
+    """
+    if not machine.os_reserve:
+        return own
+    most = min(own, largest(machine) or own)
+    return min(most, IDLE_SHARE) if machine.unified and SPARK_GPU in machine.title else most
 
 
 def takes_reserve(machine: Machine, settings: Settings) -> bool:

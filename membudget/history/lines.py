@@ -41,7 +41,7 @@ def settings(budget: Budget) -> dict[str, Any]:
         "users": budget.users,
         "machine": budget.machine_name,
         "engine": engine.name,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_num_batched_tokens": engine.step_tokens,
         "attention": engine.attention,
         "logits": engine.logits,
         "caches": caches(budget),

@@ -176,7 +176,7 @@ def _ask_vllm(python: str, budgets: Sequence[Budget], timeout: float) -> Answer:
     lines: dict[str, dict[str, int]] = {}
     errors: dict[str, str] = {}
     for budget in budgets:
-        case = {"max_model_len": budget.ctx, "max_num_batched_tokens": budget.engine.max_num_batched_tokens}
+        case = {"max_model_len": budget.ctx, "max_num_batched_tokens": budget.engine.step_tokens}
         dtype = _pool_dtype(budget)
         try:
             answer = ask_oracle(
@@ -233,7 +233,7 @@ def _predicted_pool(budget: Budget, versions: Mapping[str, str]) -> dict[str, in
                 budget.model,
                 _available(budget),
                 budget.ctx,
-                budget.engine.max_num_batched_tokens,
+                budget.engine.step_tokens,
                 _pool_dtype(budget),
                 version=versions.get("vllm", "0.32.0"),
             )

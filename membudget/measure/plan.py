@@ -201,7 +201,7 @@ class _Maker:
         batch = min(budget.users, GROWTH_USERS)
         lengths = sorted({max(budget.ctx // part, DECODE + 1) for part in (4, 2, 1)})
         points = [[batch, length - DECODE] for length in lengths]
-        chunk = max(1, budget.engine.max_num_batched_tokens // batch) if self.device != "cpu" else 0
+        chunk = max(1, budget.engine.step_tokens // batch) if self.device != "cpu" else 0
         chunk = chunk if chunk < budget.ctx else 0
         served = {"do": "trace_served", "name": "trace_growth", "round_to": self.round_to, "batch": batch}
         self.steps.append({**served, "tokens": max(lengths), "decode": DECODE, "chunk": chunk})
@@ -235,7 +235,7 @@ class _Maker:
         self._moment("static", "", length, batch, step=4, kind="static")
 
     def prefills(self) -> None:
-        tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
+        tokens = min(self.budget.ctx, self.budget.engine.step_tokens)
         for logits in ("last", "every"):
             name = f"prefill_{logits}"
             self._peak_step(name, 1, tokens, "sdpa", logits)

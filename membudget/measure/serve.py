@@ -107,7 +107,7 @@ def flags(budget: Budget) -> list[str]:
             "leave the operating system its part), or kv_cache_memory_bytes"
         )
     out = ["--max-model-len", str(options.get("max_model_len", budget.ctx))]
-    out += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    out += ["--max-num-batched-tokens", str(engine.step_tokens)]
     if form in _DTYPE:
         out += ["--dtype", _DTYPE[form]]
     elif budget.model.config.raw.get("quantization_config") is None:
@@ -216,7 +216,7 @@ def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
         budget.model,
         available,
         options.get("max_model_len", budget.ctx),
-        budget.engine.max_num_batched_tokens,
+        budget.engine.step_tokens,
         kv_cache_dtype=_DTYPE.get(cache, cache),
         dtype=_DTYPE.get(budget.format.name),
         tp=budget.tensor_parallel,

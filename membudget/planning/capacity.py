@@ -30,7 +30,7 @@ def kv_request(budget: Budget, ctx: int) -> int:
 
 def fits(budget: Budget) -> bool:
     """Whether everything fits."""
-    return prepared(budget).headroom(budget.ctx, budget.users) >= 0
+    return prepared(budget).fits(budget.ctx, budget.users)
 
 
 def max_users(budget: Budget) -> int:

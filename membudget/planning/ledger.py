@@ -8,13 +8,12 @@ from typing import Any
 from membudget.budgets.budget import Budget
 from membudget.engines import table
 from membudget.engines.base import BUCKETS as ALL
-from membudget.engines.base import Answer, LayoutError, Limit, Line, Load, Rank
+from membudget.engines.base import Answer, LayoutError, Line, Load, Rank
 from membudget.errors import MembudgetError
 from membudget.planning import suggestions
 from membudget.planning.capacity import prepared
 from membudget.planning.suggestions import Suggestion
-from membudget.planning.words import limit_text, ranks_text, share_text, users_text
-from membudget.units import short
+from membudget.planning.verdict import short_text, verdict_text
 
 #: Names of the buckets, in the order in which plans show them.
 BUCKETS = tuple(bucket.value for bucket in ALL)
@@ -89,6 +88,11 @@ class Ledger:
         """The bucket at which the sum first exceeds the memory, or what else is short (`Limit`); None when it fits."""
         return None if self.answer.limiting is None else self.answer.limiting.value
 
+    @property
+    def short_text(self) -> str:
+        """What is short, in one clause; empty where it fits."""
+        return "" if self.fits else short_text(self)
+
     @functools.cached_property
     def suggestions(self) -> list[Suggestion]:
         """What would make it fit: single changes, the smallest first, else one combination; empty when it fits."""
@@ -97,25 +101,7 @@ class Ledger:
     @property
     def verdict(self) -> str:
         """One sentence: does it fit, by how much, what is short, what would make it fit."""
-        budget = self.budget
-        who = f"{users_text(budget.users)} x {budget.ctx:,} tokens"
-        if self.fits:
-            most = users_text(self.max_users)
-            room = f"{short(self.headroom)} of {limit_text(budget, False)}{self._tightest(' on ')}"
-            return f"fits: {who} leave {room}; {most} would fit."
-        if not self.suggestions:
-            help_text = f"{suggestions.nothing_helps(budget)} fits {budget.machine_name}."
-        else:
-            help_text = "it would fit with " + "; or ".join(change.text for change in self.suggestions) + "."
-        if self.answer.limiting is Limit.SHARE:
-            return f"does not fit: {share_text(budget)}; {help_text}"
-        bucket = self.limiting_bucket
-        assert bucket is not None
-        return (
-            f"does not fit: {bucket} breaks it{self._tightest(' on ')}, "
-            f"{short(-self.headroom)} over {limit_text(budget)} "
-            f"({bucket} is {short(self.sums[bucket])}); {help_text}"
-        )
+        return verdict_text(self)
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -131,13 +117,6 @@ class Ledger:
     def staged(self) -> bool:
         """Whether there is more than one pipeline stage."""
         return len({rank.stage for rank in self.ranks}) > 1
-
-    def _tightest(self, before: str) -> str:
-        """``rank 1 (layers 40 to 79)`` behind a word; nothing on one machine."""
-        tightest = self.tightest_rank
-        if tightest is None:
-            return ""
-        return before + ranks_text([rank for rank in self.ranks if rank.stage == tightest.stage], self.staged)
 
     @property
     def step_seconds(self) -> float | None:
@@ -177,7 +156,9 @@ class Ledger:
             "fits": self.fits,
             "starts": not answer.starts,
             "refusals": [refusal.as_json() for refusal in answer.starts],
+            "headroom_low": answer.headroom_low,
             "max_users": self.max_users,
+            "max_users_low": answer.users_low,
             "concurrency": answer.concurrency,
             "max_ctx": self.max_ctx,
             "kv_per_token": self.kv_per_token,
@@ -198,6 +179,8 @@ class Ledger:
                 "tokens_per_second_per_user": 1 / step if step else None,
             },
             "lines": [line.as_json() for line in self.lines],
+            "pool": None if answer.details is None else answer.details.as_json(),
+            "engine_notes": [note.as_json() for note in answer.notes],
             **self._parallel_json(),
         }
 

@@ -108,7 +108,8 @@ def tried(budget: Budget, tp: int, pp: int) -> Layout:
     except LayoutError as error:
         return Layout(tp, pp, refused=error.reason, unknown=not error.known)
     headroom = plan.headroom(budget.ctx, budget.users)
-    return Layout(tp, pp, None, headroom, plan.users(budget.ctx, budget.users), headroom >= 0)
+    users = plan.users(budget.ctx, budget.users)
+    return Layout(tp, pp, None, headroom, users, plan.fits(budget.ctx, budget.users))
 
 
 def _stages(budget: Budget, most: int) -> int:

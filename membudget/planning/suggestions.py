@@ -127,7 +127,7 @@ def most_share(machine: Machine) -> float:
 
 def _largest_share(budget: Budget) -> float | None:
     """The most that the engine may be given, where that is more than it is; never the operating system's part."""
-    share, most = budget.engine.gpu_memory_utilization, most_share(budget.machine)
+    share, most = prepared(budget).claimed, most_share(budget.machine)
     if share is None:
         return None
     if budget.os_bytes:
@@ -141,12 +141,9 @@ def _shared(budget: Budget, share: float) -> Budget:
 
 def _lighter_engines(budget: Budget) -> Iterator[Budget]:
     """The budget with one setting of its engine changed: the smallest share that is enough, a lighter step."""
-    engine, most = budget.engine, _largest_share(budget)
-    if engine.gpu_memory_utilization is not None and most is not None and fits(_shared(budget, most)):
-        low, high = (
-            int(engine.gpu_memory_utilization * 100),
-            round(most * 100),
-        )  # high / 100 is enough, low / 100 is not
+    engine, most, share = budget.engine, _largest_share(budget), prepared(budget).claimed
+    if share is not None and most is not None and fits(_shared(budget, most)):
+        low, high = int(share * 100), round(most * 100)  # high / 100 is enough, low / 100 is not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(_shared(budget, middle / 100)) else (middle, high)
@@ -161,7 +158,8 @@ def _lightest(budget: Budget) -> Budget:
     """The budget with every setting of its engine at its lightest."""
     engine = budget.engine
     step, small = engine.max_num_batched_tokens, kind_of(engine.name).small_step
-    step = step if small is None else min(step, small)
+    if small is not None and prepared(budget).step_tokens > small:
+        step = small
     share = _largest_share(budget) or engine.gpu_memory_utilization
     light = engine._replace(attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
     return budget._replace(engine=light)
@@ -181,13 +179,14 @@ def _engine_text(budget: Budget, other: Budget) -> str:
     step = kind_of(mine.name).step
     parts = []
     if theirs.gpu_memory_utilization != mine.gpu_memory_utilization:
-        parts.append(f"gpu_memory_utilization {theirs.gpu_memory_utilization} instead of {mine.gpu_memory_utilization}")
+        own = prepared(budget).claimed
+        parts.append(f"gpu_memory_utilization {theirs.gpu_memory_utilization} instead of {own}")
     if theirs.attention != mine.attention:
         parts.append(f"{theirs.attention} attention instead of {mine.attention}")
     if theirs.logits != mine.logits:
         parts.append("logits of the last position instead of every")
     if theirs.max_num_batched_tokens != mine.max_num_batched_tokens:
-        parts.append(f"{step} {theirs.max_num_batched_tokens:,} instead of {mine.max_num_batched_tokens:,}")
+        parts.append(f"{step} {theirs.step_tokens:,} instead of {prepared(budget).step_tokens:,}")
     return " and ".join(parts)
 
 

@@ -25,12 +25,16 @@ def share_text(budget: Budget) -> str:
     )
 
 
-def limit_text(budget: Budget, machine: bool = True) -> str:
-    """The memory that counts, in words; machine: also where it is the machine's own."""
-    limit = share.claim(budget.device, budget.engine)
+def limit_text(budget: Budget, machine: bool = True, limit: int | None = None, share_: float | None = None) -> str:
+    """The memory that counts, in words; machine: also where it is the machine's own.
+
+    limit, share_: bytes that the engine may claim, and which part that is, where an answer says so.
+    """
+    if limit is None:
+        limit, share_ = share.claim(budget.device, budget.engine), budget.engine.gpu_memory_utilization
     if limit is not None and limit + budget.os_bytes < budget.capacity:
-        given = f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} gives {budget.engine.name}"
-        return f"the {short(limit)} that {given} on {budget.machine.name}"
+        given = "kv_cache_memory_bytes" if share_ is None else f"gpu_memory_utilization {share_:g}"
+        return f"the {short(limit)} that {given} gives {budget.engine.name} on {budget.machine.name}"
     return f"the {short(budget.capacity)} of {budget.machine.name}" if machine else short(budget.capacity)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from membudget import __version__, formats
 from membudget.budgets.budget import Budget
-from membudget.budgets.settings import Settings, declared, is_gguf
+from membudget.budgets.settings import Declared, Settings, declared, is_gguf
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
 from membudget.engines import activations
 from membudget.engines.llama_cpp import cells as llama_cpp
@@ -75,7 +75,7 @@ def document(choices: Sequence[Choice], machines: Iterable[Machine], start: Star
                 "smaller": [one.format for one in kind.smaller],
                 "smallest": [one.format for one in kind.smallest],
             }
-            for name, kind in declared().items()
+            for name, kind in summed().items()
         },
         "max": {"ctx": MAX_CTX, "users": MAX_USERS},
         "start": {**start._asdict(), "batched": DEFAULT_BATCHED_TOKENS, "verdicts": verdicts},
@@ -92,8 +92,14 @@ def budget_of(choice: Choice, machine: Machine, start: Start) -> Budget:
         ctx=start.ctx,
         users=start.users,
         machine=machine,
-        engine=Settings(),
+        engine=Settings("arithmetic"),
     )
+
+
+def summed() -> dict[str, Declared]:
+    """The engines whose plan is a sum of coefficients; of the others the page has what Python says."""
+    found = {name: kind for name, kind in declared().items() if not kind.claims}
+    return dict(sorted(found.items(), key=lambda item: item[0] != "arithmetic"))
 
 
 def _model(choice: Choice) -> dict[str, Any]:
@@ -155,7 +161,7 @@ def _cache(name: str, model: Model) -> dict[str, Any]:
         padded = _terms(cells.fixed, cells.grows, pad=llama_cpp.PAD, step=True)
     except FormatError as error:
         padded = {"error": str(error)}
-    by = dict.fromkeys(declared(), plain) | {"llama_cpp": padded}
+    by = dict.fromkeys(summed(), plain) | {"llama_cpp": padded}
     return {"engine": None if engine == "any" else engine, "by": by}
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from membudget.budgets.tolerance import Expectation
-from membudget.engines.base import Limit
+from membudget.engines.base import Bucket
 from membudget.planning.check import Finding, Verdict, bucket_why
 from membudget.planning.ledger import BUCKETS, Ledger
 from membudget.planning.suggestions import nothing_helps
-from membudget.planning.words import limit_text, share_text
+from membudget.planning.words import limit_text
 from membudget.report.ranks import plain_table
 from membudget.text.terminal import table
 from membudget.units import GIB, MIB, short
@@ -45,11 +45,8 @@ def failure(verdict: Verdict, rerun: str = "", since: str = "") -> str:
 def headline(finding: Finding, ledger: Ledger) -> str:
     """What is wrong, in one line."""
     if finding.field == "fits":
-        if finding.expected and ledger.answer.limiting is Limit.SHARE:
-            return share_text(ledger.budget)
         if finding.expected:
-            over = f"{short(-ledger.headroom)} over {limit_text(ledger.budget)}"
-            return f"{ledger.limiting_bucket} breaks the budget: {over}"
+            return f"does not fit: {ledger.short_text}"
         return f"the budget fits and must not: {short(ledger.headroom)} of {limit_text(ledger.budget)} are left"
     if not isinstance(finding.expected, Expectation):
         return f"{finding.field} is {finding.predicted}: {finding.expected} expected"
@@ -86,7 +83,7 @@ def _table(verdict: Verdict, ledger: Ledger) -> list[str]:
         item = found.get(field)
         if item is None:
             size = ledger.sums.get(field, ledger.total if field == "total" else ledger.headroom)
-            rows.append((field, _size(size), "", "", "", "<- breaks it" if field == over else ""))
+            rows.append((field, _size(size), "", "", "", "<- does not fit" if field == over else ""))
             continue
         expected = item.expected
         limit = expected.tolerance.amount if expected.value is None else expected.value
@@ -103,9 +100,9 @@ def _reasons(broken: list[Finding], ledger: Ledger) -> list[str]:
     lines = []
     for item in broken:
         if item.field == "fits" and item.expected:
-            bucket = ledger.limiting_bucket or "kv_cache"
-            if bucket != Limit.SHARE.value:  # the headline has said it
-                lines.append(f"{bucket}: {bucket_why(ledger, bucket)}")
+            bucket = ledger.answer.limiting
+            if isinstance(bucket, Bucket):  # of anything else the headline has said it
+                lines.append(f"{bucket.value}: {bucket_why(ledger, bucket.value)}")
             changes = [change.text for change in ledger.suggestions]
             if changes:
                 lines.append(f"smallest change: {changes[0]}")

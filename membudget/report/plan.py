@@ -34,18 +34,24 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
     params = f"{count.params:,} parameters"
     if count.active != count.params:
         params += f", {count.active:,} active"
-    engine = budget.engine
     cache = f"{budget.kv_cache_dtype} KV cache"
     run = [
         f"{_users(budget.users)} x {budget.ctx:,} tokens",
         _growth(ledger),
-        f"{engine.name}, {engine.attention} attention",
+        _engine(ledger),
     ]
     name = terminal.paint(plain(budget.model.name), "bold")
     return [
         *terminal.headline(name, params, f"{budget.format.name} weights", cache),
         *terminal.headline(*run),
     ]
+
+
+def _engine(ledger: Ledger) -> str:
+    """The engine, and what of it moves bytes: its version, or its attention."""
+    engine = ledger.budget.engine
+    version = getattr(ledger.answer.details, "version", "")
+    return f"{engine.name} {version}" if version else f"{engine.name}, {engine.attention} attention"
 
 
 def _growth(ledger: Ledger) -> str:
@@ -104,6 +110,8 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
             f"{short(ledger.bytes_read)} at {machine.bandwidth / 10**9:,.0f} GB/s and takes {_time(step)} or more",
             "  ",
         )
+    if ledger.answer.command and ledger.fits:
+        lines += ["", f"  {ledger.answer.command}"]
     return lines
 
 
@@ -121,6 +129,8 @@ def _row(name: str, size: int, with_decimal: bool) -> str:
 def _end(ledger: Ledger, terminal: Terminal) -> str:
     if ledger.fits:
         return terminal.paint(f"{short(ledger.headroom)} free", "good")
+    if ledger.headroom >= 0:
+        return terminal.paint(f"{short(ledger.headroom)} free, {ledger.limiting_bucket}", "bad")
     if ledger.answer.limiting is Limit.SHARE:
         return terminal.paint(
             f"{short(-(share.room_beside(ledger.budget.device, ledger.budget.engine) or 0))} of the system's claimed",
@@ -134,7 +144,10 @@ def _most(ledger: Ledger) -> str:
     if ledger.answer.limiting is Limit.SHARE:
         return "the claim is the same for any number of users and any context"
     users, ctx = ledger.max_users, ledger.max_ctx
-    most_users = f"at most {_users(users)}" if users else "not even one user"
+    most_users = f"at most {_users(users)} at once" if users else "not even one user"
+    concurrency = ledger.answer.concurrency
+    if concurrency is not None:
+        most_users += f" (concurrency {concurrency:.2f}x, a worst case reserved at the start)"
     most_ctx = f"at most {ctx:,} tokens each" if ctx else "no context fits"
     own = model_context(budget.model)
     if own is not None and ctx > own:

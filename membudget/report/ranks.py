@@ -35,7 +35,7 @@ def lines(ledger: Ledger) -> list[Any]:
         sums = ", ".join(f"{bucket} {short(held.sums[bucket])}" for bucket in BUCKETS)
         room = f"{short(held.headroom)} free" if held.fits else f"{short(-held.headroom)} over"
         text = f"{ranks_text(ranks, ledger.staged)}: {sums}, total {short(held.total)}: "
-        out.append((text, room, f", {held.limiting.value} breaks it" if held.limiting else ""))
+        out.append((text, room, f", short of {held.limiting.value}" if held.limiting else ""))
     return out
 
 

@@ -231,7 +231,7 @@ def _of_verdict(verdict: Verdict) -> Told:
         f"{item.field}: {_value(item.field, item.predicted)} predicted, {_value(item.field, item.expected)} expected"
         for item in verdict.broken
     )
-    fixes = () if ledger.fits else tuple(change.text for change in ledger.changes)
+    fixes = () if ledger.fits else tuple(change.text for change in ledger.suggestions)
     return Told(
         budget.id,
         state,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget
 from membudget.engines.transformers.caches import cache_bytes, growth_per_token
 from membudget.model import Model, build
 from membudget.planning.ledger import Ledger, predict
+from tests_math.planning.buckets import summed
 
 pytestmark = pytest.mark.math
 Get = Callable[[str], Model]
@@ -22,7 +22,7 @@ ORACLE = Path(__file__).parents[2] / "fixtures" / "oracle" / "configs"
 
 def plan(model: Model, ctx: int, kv: str = "bf16") -> Ledger:
     """One user on a machine that is large enough."""
-    return predict(Budget("test", model, formats.get("bf16"), kv, ctx, 1, machines.get("b200-180gb")))
+    return predict(summed("test", model, formats.get("bf16"), kv, ctx, 1, machines.get("b200-180gb")))
 
 
 def check(model: Model, ctx: int, first: int, beyond: int, at_ctx: int) -> None:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.engines import share
 from membudget.engines.activations import Peak
 from membudget.engines.buckets import Buckets, Split
 from membudget.planning.capacity import prepared
+
+#: The textbook's sum, whose figures are by hand in tests.
+ARITHMETIC = Settings("arithmetic")
+
+
+def summed(*args: Any, **fields: Any) -> Budget:
+    """A budget of four buckets, unless it names another engine."""
+    if len(args) < 8:
+        fields.setdefault("engine", ARITHMETIC)
+    return Budget(*args, **fields)
 
 
 def held(budget: Budget) -> list[Buckets]:

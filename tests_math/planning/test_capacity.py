@@ -19,7 +19,7 @@ from membudget.model import Model, build
 from membudget.planning.capacity import fits, kv_request, max_ctx, max_users, total_of
 from membudget.planning.ledger import predict
 from membudget.planning.words import limit_text
-from tests_math.planning.buckets import activation_peak, headroom, held, kv_growth, left_over
+from tests_math.planning.buckets import activation_peak, headroom, held, kv_growth, left_over, summed
 
 pytestmark = pytest.mark.math
 
@@ -55,7 +55,7 @@ def budgets(model: Model, ctx: int, users: int, memory: int) -> Iterator[tuple[B
             for logits in ("last", "every"):
                 for form, width in (("bf16", 2), ("fp32", 4)):
                     engine = Settings(name, 8192, attention, logits)
-                    budget = Budget("b", model, formats.get(form), "bf16", ctx, users, machine, engine, OVERHEAD)
+                    budget = summed("b", model, formats.get(form), "bf16", ctx, users, machine, engine, OVERHEAD)
                     yield budget, total(ctx, users, engine, width) + 15 * 2**20
 
 
@@ -83,15 +83,15 @@ def test_the_last_byte_by_hand(ctx: int, users: int, model: Get) -> None:
 
 def test_an_engine_takes_its_own_chunk(model: Get) -> None:
     """max_num_batched_tokens is the prefill step of vLLM, however long the context: 65,800 bytes a token here."""
-    budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 131_072, 4, machines.get("rtx-4090"))
+    budget = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 131_072, 4, machines.get("rtx-4090"))
     for chunk in (512, 2048, 16_384):
-        peak = activation_peak(budget._replace(engine=Settings(max_num_batched_tokens=chunk)), 131_072, 4)
+        peak = activation_peak(budget._replace(engine=Settings("arithmetic", max_num_batched_tokens=chunk)), 131_072, 4)
         assert peak.bytes == chunk * 65_800
 
 
 def test_cache_of_windows(model: Get) -> None:
     """Gemma-3-27B keeps 1,024 tokens in 52 of 62 layers: 62 layers grow to the window, 10 after it."""
-    budget = Budget("b", model("google/gemma-3-27b-it"), formats.get("bf16"), "bf16", 1, 1, machines.get("rtx-4090"))
+    budget = summed("b", model("google/gemma-3-27b-it"), formats.get("bf16"), "bf16", 1, 1, machines.get("rtx-4090"))
     layer = 2 * 16 * 128 * 2
     assert kv_request(budget, 5000) == (52 * 1024 + 10 * 5000) * layer
     assert [kv_growth(budget, position) for position in (1, 1024, 1025)] == [62 * layer, 62 * layer, 10 * layer]
@@ -100,7 +100,7 @@ def test_cache_of_windows(model: Get) -> None:
 def test_no_search_looks_beyond_its_limits(model: Get) -> None:
     """Memory without end: 2^24 users and 2^30 tokens are the most that are looked for."""
     machine = Machine("vast", 2**90, 2**90, False, 1)
-    budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 8192, 4, machine)
+    budget = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 8192, 4, machine)
     assert max_users(budget) == 16_777_216
     assert max_ctx(budget) == 1_073_741_824
 
@@ -109,8 +109,8 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     """A share is of what CUDA reports, of the nominal size where that was asked for, and never above the memory."""
     # Linux sees 1,000 bytes, the box says 1,200, CUDA reports 900, and the system keeps 100
     machine = Machine("box", 1000, 1200, True, 1, 100, cuda_total=900)
-    base = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1, 1, machine, overhead={})
-    half = base._replace(engine=Settings(gpu_memory_utilization=0.5))
+    base = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1, 1, machine, overhead={})
+    half = base._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.5))
     # 450 for the engine, and the system's 100 are not its own
     assert headroom(half, 550) == 0
     assert headroom(half, 551) == -1
@@ -118,9 +118,11 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # 600 of the nominal 1,200
     assert headroom(half._replace(convention="nominal"), 700) == 0
     # 0.99 of 900 and the system's 100 are 991, 9 short of the memory
-    assert headroom(base._replace(engine=Settings(gpu_memory_utilization=0.99)), 991) == 0
+    assert headroom(base._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.99)), 991) == 0
     # without CUDA's total a share is of the memory: 900 and the system's 100 are all of it
-    whole = base._replace(engine=Settings(gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None))
+    whole = base._replace(
+        engine=Settings("arithmetic", gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None)
+    )
     assert headroom(whole, 1000) == 0
     assert limit_text(whole) == "the 1,000 B of box"
     assert limit_text(base) == "the 1,000 B of box"
@@ -130,11 +132,11 @@ def test_the_limit_of_an_engine(model: Get) -> None:
 def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
     """Half of what CUDA has for three users: 1.5 users' caches beside everything else make one; with more, three."""
     request = 1024 * 32_768
-    spent = total(1024, 0, Settings(), 2)
+    spent = total(1024, 0, Settings("arithmetic"), 2)
     limit = spent + request * 3 // 2
     machine = Machine("box", 10 * limit, 10 * limit, True, 1, 7 * 2**20, cuda_total=2 * limit)
-    engine = Settings(gpu_memory_utilization=0.5)
-    budget = Budget("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1024, 3, machine, engine, {})
+    engine = Settings("arithmetic", gpu_memory_utilization=0.5)
+    budget = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1024, 3, machine, engine, {})
     # the system's part is not the engine's
     assert left_over(budget)(1024, 3) == limit - spent - 3 * request == predict(budget).headroom
     assert (max_users(budget), max_ctx(budget)) == (1, 512)
@@ -148,7 +150,7 @@ def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
 
 def test_a_rank_is_a_budget_of_one_machine(model: Get) -> None:
     """What a rank of three stages holds is planned as one machine; the tightest stage is not the first one."""
-    budget = Budget(
+    budget = summed(
         "b", model("google/gemma-2-27b"), formats.get("bf16"), "bf16", 8192, 1, machines.get("rtx-4090"),
         machines=3, pipeline_parallel=3,
     )  # fmt: skip
@@ -231,6 +233,6 @@ def test_a_config_without_a_cache_has_room_for_all() -> None:
         "model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "state_size": 16,
         "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,
     }  # fmt: skip
-    budget = Budget("b", build(config, "m"), formats.get("bf16"), "bf16", 8, 1, Machine("m", 2**32, 2**32, False, 1))
+    budget = summed("b", build(config, "m"), formats.get("bf16"), "bf16", 8, 1, Machine("m", 2**32, 2**32, False, 1))
     assert kv_request(budget, 1) == kv_request(budget, 2**20) > 0
     assert max_ctx(budget) == 2**30

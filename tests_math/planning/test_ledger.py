@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Settings
 from membudget.machines import Machine
 from membudget.model import Model, build
@@ -18,6 +17,7 @@ from membudget.planning.capacity import fits, total_of
 from membudget.planning.ledger import BUCKETS, Ledger, predict
 from membudget.planning.suggestions import applied
 from membudget.units import GIB
+from tests_math.planning.buckets import summed
 from tests_math.strategies import contexts, llama_configs, user_counts
 
 pytestmark = pytest.mark.math
@@ -29,7 +29,7 @@ LLAMA_8B, LLAMA_70B, QWEN_30B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1
 def plan(model: Model, machine: str | Machine, ctx: int, users: int = 1, fmt: str = "bf16", **more: Any) -> Ledger:
     """A plan with a bf16 cache and an 8,192-token prefill chunk."""
     where = machines.get(machine) if isinstance(machine, str) else machine
-    return predict(Budget("test", model, formats.get(fmt), more.pop("kv", "bf16"), ctx, users, where, **more))
+    return predict(summed("test", model, formats.get(fmt), more.pop("kv", "bf16"), ctx, users, where, **more))
 
 
 def test_cache_of_llama(model: Get) -> None:
@@ -119,7 +119,7 @@ def test_mixture_reads_active_experts_only(model: Get) -> None:
 
 def test_utilization_limits_the_engine(model: Get) -> None:
     """gpu_memory_utilization 0.40 of a Spark leaves vLLM 48.7 GiB, whatever the machine has."""
-    engine = Settings(gpu_memory_utilization=0.40)
+    engine = Settings("arithmetic", gpu_memory_utilization=0.40)
     ledger = plan(model(LLAMA_8B), "dgx-spark", 8192, users=40, engine=engine)
     assert not ledger.fits
     assert "gpu_memory_utilization 0.4" in ledger.verdict

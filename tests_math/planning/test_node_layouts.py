@@ -20,6 +20,7 @@ from membudget.planning.fleet import FleetError, for_model, for_params
 from membudget.planning.fleet_text import NOT_LAID_OUT, verdict
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, every, fewest, nearest, smallest, tried
 from membudget.units import GIB
+from tests_math.planning.buckets import summed
 
 pytestmark = pytest.mark.math
 
@@ -45,7 +46,7 @@ def made(name: str) -> Model:
 def asked(name: str, users: int, ctx: int = 8192, machine: str = "h200") -> Budget:
     """A budget of one device, in the format that the config declares."""
     model = made(name)
-    return Budget("b", model, formats.of_config(model.config), "bf16", ctx, users, get(machine))
+    return summed("b", model, formats.of_config(model.config), "bf16", ctx, users, get(machine))
 
 
 def fleet(capsys: Capture, *argv: str, code: int) -> str:
@@ -161,7 +162,7 @@ def test_what_is_not_known_is_no_yes(argv: list[str], why: str, capsys: Capture)
 def test_stages_that_a_family_does_not_have() -> None:
     """vLLM runs mamba2 in no stages (`SupportsPP`): two of each tensor size are refused once, more are not asked."""
     model = build({"model_type": "mamba2", "num_hidden_layers": 8}, "mamba2")
-    budget = Budget("b", model, formats.get("bf16"), "bf16", 4096, 1, get("h100"))
+    budget = summed("b", model, formats.get("bf16"), "bf16", 4096, 1, get("h100"))
     found = every(budget, 4)
     staged = [one for one in found if one.pipeline_parallel > 1]
     assert [(one.tensor_parallel, one.pipeline_parallel) for one in staged] == [(1, 2), (2, 2)]

@@ -23,6 +23,7 @@ from membudget.model import Model, build
 from membudget.planning.capacity import fits, max_users
 from membudget.planning.ledger import predict
 from membudget.planning.suggestions import applied
+from tests_math.planning.buckets import summed
 
 pytestmark = pytest.mark.math
 
@@ -53,7 +54,7 @@ def made(name: str) -> Model:
 
 def budget(model: Model, form: str, tp: int, pp: int, users: int = 1, ctx: int = 4096) -> Budget:
     """A budget of tp x pp H100s."""
-    return Budget(
+    return summed(
         "b", model, formats.get(form), "bf16", ctx, users, machines.get("h100-80gb"), Settings("vllm"),
         machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from membudget.planning.check import check
 from membudget.planning.ledger import predict
 from membudget.planning.suggestions import Suggestion, applied, suggest
 from membudget.report.failure import failure
-from tests_math.planning.buckets import headroom, left_over
+from tests_math.planning.buckets import headroom, left_over, summed
 
 pytestmark = pytest.mark.math
 
@@ -46,9 +46,9 @@ SENTENCE = f"gpu_memory_utilization 0.95 claims 115.61 GiB of 121.69 GiB and {LE
 
 def spark(model: Model, share: float | None, ctx: int = 8192, users: int = 1, **more: Any) -> Budget:
     """A bf16 model on a DGX Spark under vLLM."""
-    engine = Settings(gpu_memory_utilization=share)
+    engine = Settings("arithmetic", gpu_memory_utilization=share)
     machine = more.pop("machine", machines.get("dgx-spark"))
-    return Budget("b", model, formats.get("bf16"), "bf16", ctx, users, machine, engine, **more)
+    return summed("b", model, formats.get("bf16"), "bf16", ctx, users, machine, engine, **more)
 
 
 def test_a_share_that_takes_the_systems(model: Get) -> None:
@@ -169,7 +169,7 @@ def test_the_share_that_leaves_is_the_largest(memory: int, reserve: int, share: 
     found = share_that_leaves(budget)
     assert found == (None if most is None else most / 100)
     if found is not None:
-        assert not takes_the_systems(budget._replace(engine=Settings(gpu_memory_utilization=found)))
+        assert not takes_the_systems(budget._replace(engine=Settings("arithmetic", gpu_memory_utilization=found)))
         assert takes_the_systems(budget) is False or share > found
     total = 12_345
     assert headroom(budget, total) <= memory - total

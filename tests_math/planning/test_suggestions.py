@@ -14,6 +14,7 @@ from membudget.machines import Machine
 from membudget.model import Model, build
 from membudget.planning.capacity import fits, total_of
 from membudget.planning.suggestions import Suggestion, applied, foreign_formats, nothing_helps, suggest, users_text
+from tests_math.planning.buckets import summed
 
 pytestmark = pytest.mark.math
 
@@ -38,7 +39,7 @@ def budget(model: Model, memory: int, ctx: int, users: int, **more: Any) -> Budg
     machine = Machine("drawn", memory, memory, False, 1)
     form = formats.get(more.pop("form", "bf16"))
     kv = more.pop("kv", "bf16")
-    return Budget("b", model, form, kv, ctx, users, machine, overhead={}, **more)
+    return summed("b", model, form, kv, ctx, users, machine, overhead={}, **more)
 
 
 def test_each_change_alone(model: Get) -> None:
@@ -176,7 +177,7 @@ def test_a_published_format_stays_what_it_is(model: Get) -> None:
     with pytest.raises(formats.UnknownFormat):
         formats.get(form.name)
     vast = Machine("vast", 2**50, 2**50, False, 1)
-    many = Budget("b", own, form, "bf16", 2**12, 2**16, vast, Settings(max_num_batched_tokens=2**17), {})
+    many = summed("b", own, form, "bf16", 2**12, 2**16, vast, Settings("arithmetic", max_num_batched_tokens=2**17), {})
     # as much as one user with an fp8 cache needs
     one = many._replace(kv_cache_dtype="fp8", users=1)
     short = many._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1))
@@ -241,7 +242,7 @@ def test_a_larger_share_is_a_change(model: Get) -> None:
     """Half of the machine is not enough: the smallest hundredth that is, which frees nothing and comes first."""
     needs = BF16 + STEP + 4 * 8192 * TOKEN
     total = needs * 100 // 61 + 1
-    short = budget(model(LLAMA_1B), total, 8192, 4, engine=Settings(gpu_memory_utilization=0.5))
+    short = budget(model(LLAMA_1B), total, 8192, 4, engine=Settings("arithmetic", gpu_memory_utilization=0.5))
     first, *others = suggest(short)
     share = float(first.values["gpu_memory_utilization"])
     assert (first.text, first.frees) == (f"gpu_memory_utilization {share} instead of 0.5", 0)
@@ -252,9 +253,9 @@ def test_a_larger_share_is_a_change(model: Get) -> None:
 def test_a_spark_is_not_asked_for_more_than_an_idle_one_gives(model: Get) -> None:
     """70 users of 8,192 tokens take 0.72; for 90 the arithmetic has 0.89, and what is suggested stops at 0.83."""
     spark = machines.get("dgx-spark")
-    many = Budget("b", model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), "bf16", 8192, 70, spark,
-                  Settings(gpu_memory_utilization=0.5))  # fmt: skip
+    many = summed("b", model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), "bf16", 8192, 70, spark,
+                  Settings("arithmetic", gpu_memory_utilization=0.5))  # fmt: skip
     assert suggest(many)[0].values == {"gpu_memory_utilization": 0.72}
     more = many._replace(users=90)
     assert not [change for change in suggest(more) if "gpu_memory_utilization" in change.values]
-    assert fits(more._replace(engine=Settings(gpu_memory_utilization=0.91)))
+    assert fits(more._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.91)))

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Settings
 from membudget.cli.commands.arguments import Arguments
 from membudget.cli.commands.explore import _choice
 from membudget.planning.ledger import Ledger, predict
 from membudget.report import explore
+from tests_math.planning.buckets import summed
 
 #: Full attention, experts with a tied head, windows, latent caches, recurrent states, compressed entries.
 MODELS = (
@@ -94,7 +94,7 @@ def asked(found: list[explore.Choice], known: list[machines.Machine], plan: dict
     named = plan["format"] == explore.published(choice)
     engine = Settings(plan["engine"], plan["batched"], plan["attention"], plan["logits"], plan["share"])
     return predict(
-        Budget(
+        summed(
             id="page",
             model=choice.model,
             format=choice.format if named else formats.get(plan["format"]),

@@ -226,7 +226,7 @@ def _expected(budget: Budget, lengths: tuple[int, ...]) -> Expected:
     except FormatError:
         auto = budget.kv_cache_dtype
     graphs = budget.overhead.get("cuda_graphs", 0)
-    given = {**engine.options, "max_num_batched_tokens": engine.max_num_batched_tokens}
+    given = {**engine.options, "max_num_batched_tokens": engine.step_tokens}
     return Expected(
         place=budget.file,
         where=budget.where,
@@ -239,7 +239,7 @@ def _expected(budget: Budget, lengths: tuple[int, ...]) -> Expected:
         graphs=graphs,
         utilization=engine.gpu_memory_utilization,
         lengths=lengths,
-        batched=engine.max_num_batched_tokens,
+        batched=engine.step_tokens,
         tp=budget.tensor_parallel,
         pp=budget.pipeline_parallel,
         cache=budget.kv_cache_dtype,
@@ -251,7 +251,7 @@ def _expected(budget: Budget, lengths: tuple[int, ...]) -> Expected:
 def _known(budget: Budget) -> dict[str, Any]:
     """What the budget says in so many words; defaults are left to the log."""
     engine = budget.engine
-    given = {**engine.options, "max_num_batched_tokens": engine.max_num_batched_tokens}
+    given = {**engine.options, "max_num_batched_tokens": engine.step_tokens}
     return {
         asked: given[flag] for flag, asked in _ASKED.items() if f"engine.vllm.{flag}" in budget.where and flag in given
     }

@@ -13,11 +13,11 @@ from membudget.budgets.settings import (
     DEFAULT_ENGINE,
     Settings,
     declared,
+    default_engine,
     gguf_engine,
     is_gguf,
     kind_of,
     parallel_sizes,
-    settings_of,
 )
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -30,21 +30,17 @@ from membudget.cli.commands.common import (
     count,
     find_model,
     model_argument,
-    share,
 )
+from membudget.cli.commands.engine_options import add_engine_options, engine_settings
 from membudget.data.defaults import (
-    DEFAULT_BATCHED_TOKENS,
     DEFAULT_CTX,
     DEFAULT_OVERHEAD,
-    IDLE_SHARE,
     MAX_CTX,
     MAX_USERS,
-    SPARK_GPU,
 )
 from membudget.errors import MembudgetError
-from membudget.machines import MAX_MACHINES, Machine
+from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.capacity import share_that_leaves
 from membudget.planning.ledger import Ledger, predict
 from membudget.report.plan import model_context, render
 from membudget.sources.locate import Located
@@ -70,25 +66,9 @@ def options(parser: Declares) -> None:
     )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
-    add("--engine", metavar="NAME", default=DEFAULT_ENGINE, help=f"{', '.join(declared())}; default: {DEFAULT_ENGINE}")
-    add(
-        "--max-num-batched-tokens",
-        metavar="N",
-        help=f"tokens of one prefill step; default: {DEFAULT_BATCHED_TOKENS:,}, or the engine's own",
-    )
-    add("--gpu-memory-utilization", metavar="X", help="the part of the memory that the engine may claim")
-    add(
-        "--tensor-parallel-size",
-        metavar="N",
-        help="ranks that share every layer; default: all machines of one --machine, / stages",
-    )
-    add(
-        "--pipeline-parallel-size",
-        metavar="N",
-        help="pipeline stages; default: machines / tensor, else 1",
-    )
-    add("--attention", choices=("sdpa", "eager"), default="sdpa", help="eager holds every score; default: sdpa")
-    add("--logits", choices=("last", "every"), default="last", help="positions whose logits are kept; default: last")
+    add("--engine", metavar="NAME", help=f"{', '.join(declared())}; default: {DEFAULT_ENGINE}, for GGUF llama_cpp")
+    add_engine_options(parser)
+    add("--command", action="store_true", help="print what to type for this plan, and nothing else")
     add("--why", action="store_true", help="show each line's formula with its numbers")
 
 
@@ -96,21 +76,52 @@ def run(args: Arguments) -> Result:
     """Predict for every machine."""
     users = count("--users", args.users, MAX_USERS)
     ctx = None if args.ctx is None else context("--ctx", args.ctx, MAX_CTX)
-    engine = _engine(args)
+    named = None if args.engine is None else kind_of(args.engine).name
+    if named:
+        engine_settings(args, named)  # an option of another engine is refused before anything is looked up
     boxes = find_many(args.machine, args.machines)
-    for many, _ in boxes:
-        _check_sizes(many, engine)
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
-    cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
     ctx = plain_context(ctx, model, notes)
-    budgets = [unfiled(model, form, cache, ctx, users, machine, engine, many, args.capacity) for many, machine in boxes]
-    ledgers = [_predicted(budget, args.model) for budget in budgets]
-    notes += _notes(ledgers)
-    fit = [ledger.fits for ledger in ledgers]
+    ledgers: list[Ledger] = []
+    refused: list[tuple[str, MembudgetError]] = []
+    for many, machine in boxes:
+        try:
+            engine = engine_settings(args, named or default_engine(form, machine).name)
+            many = _several(many, engine)
+            cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
+            budget = unfiled(model, form, cache, ctx, users, machine, engine, many, args.capacity)
+            ledgers.append(_predicted(budget, args.model))
+        except MembudgetError as error:
+            if len(boxes) == 1:
+                raise
+            refused.append((machine.name if many == 1 else f"{many}x {machine.name}", error))
+    if not ledgers:
+        raise refused[0][1]
+    notes += _notes(ledgers, named is None)
+    notes += [f"{name}: {error}" for name, error in refused]
+    fit = [ledger.fits for ledger in ledgers] + [False] * len(refused)
     code = 0 if (all(fit) if args.machine else any(fit)) else 1
+    if args.command:
+        return Result(code, _document(ledgers, notes, found, code), lambda: _commands(ledgers))
     return Result(code, _document(ledgers, notes, found, code), lambda: _text(ledgers, notes, args.why))
+
+
+def _several(many: int, engine: Settings) -> int:
+    """How many machines: as named, or as many as parallel sizes ask for where one is named."""
+    sizes = [engine.options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    many = sizes[0] * sizes[1] if many == 1 else many
+    try:
+        parallel_sizes(many, engine)
+    except MembudgetError as error:
+        raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
+    return many
+
+
+def _commands(ledgers: list[Ledger]) -> str:
+    """What to type, one line a machine; what does not start has none."""
+    return "\n".join(ledger.answer.command for ledger in ledgers if ledger.answer.command)
 
 
 def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Machine]]:
@@ -121,13 +132,6 @@ def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Mach
 
     found = [(many, find_machines([name], file)[0]) for many, name in map(counted, names)]
     return list({(many, machine.name): (many, machine) for many, machine in found}.values())
-
-
-def _check_sizes(many: int, engine: Settings) -> None:
-    try:
-        parallel_sizes(many, engine)
-    except MembudgetError as error:
-        raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
 
 
 def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
@@ -154,23 +158,6 @@ def _here() -> list[str]:
     return [machines.THIS_MACHINE]
 
 
-def _engine(args: Arguments) -> Settings:
-    chunk, part = args.max_num_batched_tokens, args.gpu_memory_utilization
-    given = {
-        "tensor_parallel_size": ("--tensor-parallel-size", args.tensor_parallel_size),
-        "pipeline_parallel_size": ("--pipeline-parallel-size", args.pipeline_parallel_size),
-    }
-    sizes = {name: count(option, text, MAX_MACHINES) for name, (option, text) in given.items() if text is not None}
-    return settings_of(
-        args.engine,
-        None if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX),
-        attention=args.attention,
-        logits=args.logits,
-        gpu_memory_utilization=None if part is None else share("--gpu-memory-utilization", part),
-        options=sizes,
-    )
-
-
 def _predicted(budget: Budget, asked: str) -> Ledger:
     """The plan; a format that does not apply to the model's shapes says where those that do are listed."""
     from membudget.formats import FormatError
@@ -194,7 +181,8 @@ def plain_context(ctx: int | None, model: Model, notes: list[str]) -> int:
     return ctx
 
 
-def _notes(ledgers: list[Ledger]) -> list[str]:
+def _notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
+    """What a reader should know.  chosen: the engine was not named."""
     first = ledgers[0].budget
     notes = [f"not counted: {part}" for part in first.model.unknown]
     notes += first.model.notes
@@ -202,32 +190,24 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
     if assumed:
         values = ", ".join(f"{key} {value:,}" if isinstance(value, int) else key for key, value in assumed.items())
         notes.insert(0, f"not in the config.json, so as the class {first.model.model_type} has it: {values}")
-    kind, reader = kind_of(first.engine.name), gguf_engine()
-    if not kind.gguf and is_gguf(first.format):
-        notes.append(
-            f"{first.format.name} is GGUF: {reader.title} reads it (--engine {reader.name} plans for that), "
-            f"{first.engine.name} does not or not any more"
-        )
-    foreign = [one.budget.machine for one in ledgers if one.budget.machine.platform not in kind.platforms]
-    if foreign and kind.claims:
-        names = ", ".join(machine.name for machine in foreign)
-        notes.append(f"{kind.title} has no Metal, as {names} needs: --engine {reader.name} plans for {reader.title}")
+    notes += _engine_notes(ledgers, chosen)
     if first.model.unproven:
-        notes.insert(0, f"unproven: {first.model.model_type} read as {first.model.read_as} at your word")
+        notes.insert(0, f"treated as {first.model.read_as} because of --as; {first.model.model_type} is not verified")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
     if cross:
         from membudget.formats import kv
 
         size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
-        notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token that a user keeps")
+        notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token of a user")
     for ledger in ledgers:
         if ledger.ranks:
             from membudget.report.ranks import notes as rank_notes
 
             notes += rank_notes(ledger)
-    if first.overhead is DEFAULT_OVERHEAD:
-        parts = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
-        notes.append(f"overhead is assumed until it is measured: {parts}")
+    parts = {line.part for ledger in ledgers for line in ledger.lines}
+    if first.overhead is DEFAULT_OVERHEAD and parts >= set(DEFAULT_OVERHEAD):
+        shown = ", ".join(f"{name} {both(size).partition(' (')[0]}" for name, size in DEFAULT_OVERHEAD.items())
+        notes.append(f"overhead is assumed until it is measured: {shown}")
     for ledger in ledgers:
         notes += [f"{ledger.budget.machine.name}: {note}" for note in ledger.budget.machine.notes]
     unified = [ledger.budget for ledger in ledgers if ledger.budget.os_bytes]
@@ -236,49 +216,33 @@ def _notes(ledgers: list[Ledger]) -> list[str]:
         notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")
     for ledger in ledgers:
         notes += _memory_notes(ledger)
-    return notes + _pool_note(ledgers[0])
-
-
-def _memory_notes(ledger: Ledger) -> list[str]:
-    """What the machine's memory asks of whoever starts this: vLLM's share, what is available now, a reserve."""
-    budget, notes = ledger.budget, []
-    machine = budget.machine
-    unified = machine.unified and machine.platform == "cuda"
-    if unified and not budget.os_bytes:
-        notes.append(
-            f"{machine.name}: its memory is the system's too, and nothing is left to it: give it an os_reserve"
-        )
-    share = budget.engine.gpu_memory_utilization
-    if unified and kind_of(budget.engine.name).claims and share is None and ledger.fits:
-        notes.append(f"{machine.name}: {_share_note(ledger)}")
-    notes += available_now(machine, budget.os_bytes)
     return notes
 
 
-def _pool_note(ledger: Ledger) -> list[str]:
-    """Where vLLM's blocks hold other bytes than the tokens in them: windows, states, pages that are padded."""
-    budget = ledger.budget
-    kinds = {spec.kind for spec in budget.model.caches} | {"state" for spec in budget.model.caches if spec.states}
-    if not kind_of(budget.engine.name).claims or not kinds & {"sliding", "chunked", "state"}:
-        return []
-    return [
-        "what vLLM's blocks hold of windows and recurrent states is more than the tokens in them, so fewer users may "
-        f"start than fit here: `membudget pool {budget.model.name} --machine {budget.machine.name}` has its own figures"
-    ]
+def _engine_notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
+    """Which engine was chosen and why, what it does not read or run on, and what its answers say."""
+    notes, reader = [], gguf_engine()
+    for ledger in ledgers:
+        budget, kind = ledger.budget, kind_of(ledger.budget.engine.name)
+        if chosen and kind.name != DEFAULT_ENGINE:
+            why = f"{budget.format.name} is GGUF" if is_gguf(budget.format) else f"{budget.machine.name} has Metal"
+            notes.append(f"planned for {kind.title}: {why} (--engine names another)")
+        elif not kind.gguf and is_gguf(budget.format):
+            notes.append(
+                f"{budget.format.name} is GGUF: {reader.title} reads it (--engine {reader.name}), "
+                f"{kind.title} does not or not any more"
+            )
+        notes += [note.text for note in ledger.answer.notes]
+    return list(dict.fromkeys(notes))
 
 
-def _share_note(ledger: Ledger) -> str:
-    """Which part of memory that the system shares vLLM must be given for this, and what that leaves."""
-    budget = ledger.budget
-    least = -(-(ledger.total - budget.os_bytes) * 100 // budget.capacity) / 100
-    most = share_that_leaves(budget)
-    text = "vLLM takes a share of the memory, 0.92 unless told otherwise; "
-    if most is None or least > most:
-        return text + "no share in hundredths holds this and leaves the operating system its part: fewer users do"
-    text += f"--gpu-memory-utilization {least:.2f} is enough for this, above {most:.2f} it takes the operating system's"
-    if SPARK_GPU in budget.machine.title and least > IDLE_SHARE:
-        text += f"; an idle Spark was seen to give {IDLE_SHARE} and keep 12 GiB free, which is less than this needs"
-    return text + "; `membudget doctor` on the machine says what is free there now"
+def _memory_notes(ledger: Ledger) -> list[str]:
+    """What the machine's memory asks of whoever starts this: what is available now, a reserve."""
+    machine = ledger.budget.machine
+    notes = []
+    if machine.unified and machine.platform == "cuda" and not ledger.budget.os_bytes:
+        notes.append(f"{machine.name}: CPU and GPU share its memory; give it an os_reserve")
+    return notes + available_now(machine, ledger.budget.os_bytes)
 
 
 def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:

@@ -2,67 +2,83 @@
 
 from __future__ import annotations
 
-from membudget.budgets.fields import Boolean, Count, Field, Fields, Share, Size, Tokens
+from membudget.budgets.fields import Boolean, Choice, Count, Field, Fields, Json, Share, Size, Text
 from membudget.budgets.settings import Declared, Smaller
-from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX, MAX_USERS, SMALL_STEP, SMALLEST_GGUF
+from membudget.data.defaults import MAX_CTX, MAX_USERS, SMALL_STEP, SMALLEST_GGUF
+from membudget.engines.vllm.versions import DEFAULT
 from membudget.machines import MAX_MACHINES
 
-_REPLICAS = (
-    "data parallel is not planned for: each replica is a deployment of its own; "
-    "write one replica's machines and its share of the users"
-)
+_DTYPE = Choice("auto", "float32", "float16", "bfloat16", "half", "float")
+_SIZE = Count(1, MAX_MACHINES)
 
 FIELDS = Fields(
     "engine.vllm",
     {
         "gpu_memory_utilization": Field(
             Share(),
-            "The part of the machine's memory that vLLM claims; on unified memory it must leave os_reserve.",
+            "The share of the device's memory that vLLM claims; on unified memory it must leave os_reserve.",
             "0.85",
-            default="all of it",
+            default="the version's own: 0.92, before 0.20 0.9; less where that would not leave os_reserve",
         ),
         "max_num_batched_tokens": Field(
-            Tokens(1, MAX_CTX), "Tokens that one step takes at most: the prefill chunk.", "8192", default="8192"
+            Count(1, MAX_CTX), "Tokens of one step: the prefill chunk.", "8192", default="the server's for this device"
         ),
-        "max_model_len": Field(
-            Tokens(1, MAX_CTX), "vLLM's flag, for its pool; the arithmetic does not use it.", "32Ki"
+        "max_num_seqs": Field(
+            Count(1, MAX_USERS), "Sequences of one step.", "256", default="the server's for this device"
         ),
-        "max_num_seqs": Field(Count(1, MAX_USERS), "vLLM's flag, for its pool; the arithmetic does not use it.", "256"),
-        "block_size": Field(Count(1, 2**20), "Tokens in a block, for its pool; the arithmetic does not use it.", "16"),
-        "kv_cache_memory_bytes": Field(Size(), "Fixes the pool's size; the arithmetic does not use it.", "8 GiB"),
-        "enable_prefix_caching": Field(
-            Boolean(), "vLLM's flag, for its pool; the arithmetic does not use it.", "false"
-        ),
-        "enforce_eager": Field(Boolean(), "No CUDA graphs. Set overhead.cuda_graphs to 0 B with it.", "true"),
+        "max_model_len": Field(Count(1, MAX_CTX), "Tokens of the longest request.", "32Ki", default="ctx"),
+        "kv_cache_memory_bytes": Field(Size(), "Fixes the pool's size on each device.", "8 GiB"),
+        "num_gpu_blocks_override": Field(Count(1, 2**40), "Fixes the number of blocks.", "1000"),
+        "block_size": Field(Count(1, 2**20), "Tokens in a block.", "16", default="the attention kernel's"),
+        "enable_prefix_caching": Field(Boolean(), "Keep blocks of earlier requests.", "false", default="the version's"),
+        "enable_chunked_prefill": Field(Boolean(), "Prompts in chunks.", "true", default="true"),
+        "async_scheduling": Field(Boolean(), "Schedule a step before the last one has ended.", default="the version's"),
+        "enforce_eager": Field(Boolean(), "No CUDA graphs.", "true", default="false"),
+        "disable_hybrid_kv_cache_manager": Field(Boolean(), "One group for all layers.", "true", default="false"),
+        "dtype": Field(_DTYPE, "Of the model's computation.", "bfloat16", default="auto"),
+        "quantization": Field(Text("vLLM's name of a method, as fp8"), "How weights are quantized.", "fp8"),
+        "mamba_cache_dtype": Field(_DTYPE, "Of convolution states.", "auto", default="auto"),
+        "mamba_ssm_cache_dtype": Field(_DTYPE, "Of recurrent states.", "float32", default="auto"),
+        "mamba_cache_mode": Field(Choice("none", "all", "align"), "Which states a request keeps.", "align"),
         "tensor_parallel_size": Field(
-            Count(1, MAX_MACHINES),
+            _SIZE,
             "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
             "2",
             default="the number of machines, divided by pipeline_parallel_size where that is given",
         ),
         "pipeline_parallel_size": Field(
-            Count(1, MAX_MACHINES),
+            _SIZE,
             "Pipeline stages.",
             "2",
             default="the number of machines divided by tensor_parallel_size, where that is given; else 1",
         ),
+        "decode_context_parallel_size": Field(
+            _SIZE, "Ranks that share a request's tokens while it decodes.", "2", default="1"
+        ),
+        "speculative_config": Field(
+            Json("an object as vLLM takes it"),
+            "The drafter.",
+            "{method: mtp, num_speculative_tokens: 2}",
+        ),
+        "limit_mm_per_prompt": Field(Json("an object as vLLM takes it"), "Images, videos a request.", "{image: 1}"),
+        "language_model_only": Field(Boolean(), "Without the other towers.", "true", default="false"),
+        "version": Field(Text("a version of vLLM, as '0.32.0'"), "Whose rules decide.", "'0.32.0'", default=DEFAULT),
     },
     refused={
-        "data_parallel_size": _REPLICAS,
+        "data_parallel_size": "data parallel is not planned for: each replica is a deployment of its own; "
+        "write one replica's machines and its share of the users",
         "enable_expert_parallel": "expert parallel is not planned for: vLLM places experts by rules of its own; "
-        "without it every rank holds a slice of every expert, which is what the arithmetic counts",
-        "decode_context_parallel_size": "decode context parallel is not planned for in budgets; "
-        "`membudget pool` knows it for one rank's pool",
+        "without it every rank holds a slice of every expert, which is what the plan counts",
     },
 )
 
 DECLARED = Declared(
     name="vllm",
     title="vLLM",
-    about="vLLM: prefill in chunks, fused attention, logits of the last position.",
+    about="vLLM by its own rules: what its start leaves for the pool, blocks, start rules, its scheduler.",
     fields=FIELDS,
     order=0,
-    batched_tokens=DEFAULT_BATCHED_TOKENS,
+    batched_tokens=None,
     small_step=SMALL_STEP,
     kv="vllm",
     small_cache="fp8",

@@ -60,7 +60,28 @@ class Rank(NamedTuple):
 def ranks(
     model: Model, form: Format, machine: Machine, settings: ProfileSettings, version: Version
 ) -> tuple[Rank, ...]:
-    """One rank of every pipeline stage.  Raises `RankError` for layouts that are refused or not known."""
+    """One rank of every pipeline stage; kept on the model.  Raises `RankError` for layouts that are refused or not known."""
+    tp, pp = settings.tp, settings.pp
+    key = (
+        "loaded",
+        form.key,
+        tp,
+        pp,
+        settings.dtype,
+        settings.language_model_only,
+        version,
+        machine.compute_capability,
+    )
+    found = model.memo.get(key)
+    if found is None:
+        found = model.memo[key] = _ranks(model, form, machine, settings, version)
+    assert isinstance(found, tuple)
+    return found
+
+
+def _ranks(
+    model: Model, form: Format, machine: Machine, settings: ProfileSettings, version: Version
+) -> tuple[Rank, ...]:
     tp, pp = settings.tp, settings.pp
     held: list[Model] = [model]
     if tp * pp > 1:
