@@ -106,8 +106,10 @@ class Refusal:
     code: str
     #: For people, in the engine's own words where it has any.
     text: str
-    #: What would start, or "" where nothing is known to.
+    #: What would start, as it is typed, or "" where nothing is known to.
     remedy: str = ""
+    #: The same as options of the engine, each alone: ((name, value), ...).
+    values: tuple[tuple[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, str]:
         """Plain values."""

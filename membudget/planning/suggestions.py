@@ -9,6 +9,7 @@ from membudget import formats
 from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Smaller, gguf_engine, kind_of
 from membudget.data.defaults import IDLE_SHARE, MOST_SHARE, SPARK_GPU
+from membudget.engines.base import Load
 from membudget.formats import kv
 from membudget.machines import Machine
 from membudget.planning.capacity import (
@@ -24,7 +25,8 @@ from membudget.planning.capacity import (
 )
 from membudget.planning.words import users_text
 
-#: The values of a change that are the engine's.
+#: The values of a change that are the budget's own, and those that are `Settings`; others are the engine's options.
+_BUDGET_VALUES = ("format", "kv_cache_dtype", "ctx", "users")
 ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
 
 
@@ -62,6 +64,7 @@ def suggest(budget: Budget) -> list[Suggestion]:
         frees = (request - kv_request(small, budget.ctx)) * budget.users
         found.append(Suggestion(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
     kind = kind_of(budget.engine.name)
+    found += _started(budget)
     found += _lighter(budget, kind.smaller)
     for other in _lighter_engines(budget):
         if fits(other):
@@ -75,6 +78,20 @@ def suggest(budget: Budget) -> list[Suggestion]:
     )
 
 
+def _started(budget: Budget) -> list[Suggestion]:
+    """What the engine's own refusals would start with, each alone, where the budget then fits."""
+    found = []
+    for refusal in prepared(budget).answer(Load(budget.ctx, budget.users)).starts:
+        for name, value in refusal.values:
+            if name not in kind_of(budget.engine.name).fields.fields or name == "max_model_len":
+                continue  # a shorter request is another context
+            shown = str(value).lower() if isinstance(value, bool) else f"{value:,}"
+            change = Suggestion(f"{name} {shown}", 0, {name: value})
+            if fits(applied(budget, change)):
+                found.append(change)
+    return found
+
+
 def foreign_formats() -> tuple[str, ...]:
     """Those among the suggested formats that the GGUF engine reads and the others do not."""
     kind = gguf_engine()
@@ -82,12 +99,13 @@ def foreign_formats() -> tuple[str, ...]:
 
 
 def applied(budget: Budget, change: Suggestion) -> Budget:
-    """The budget with a change made."""
-    engine: dict[str, Any] = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
-    other: dict[str, Any] = {name: value for name, value in change.values.items() if name not in ENGINE_VALUES}
-    if "format" in other:
-        other["format"] = formats.get(other["format"])
-    return budget._replace(engine=budget.engine._replace(**engine), **other)
+    """The budget with a change made: its own fields, the engine's, and the engine's options by their names."""
+    own = {name: value for name, value in change.values.items() if name in _BUDGET_VALUES}
+    engine = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
+    options = {name: value for name, value in change.values.items() if name not in (*own, *engine)}
+    fields: dict[str, Any] = own | ({"format": formats.get(str(own["format"]))} if "format" in own else {})
+    settings: dict[str, Any] = engine | ({"options": {**budget.engine.options, **options}} if options else {})
+    return budget._replace(engine=budget.engine._replace(**settings), **fields)
 
 
 def nothing_helps(budget: Budget) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.engines import share
 from membudget.engines.base import Rank
+from membudget.machines import Machine
 from membudget.units import short
 
 
@@ -17,11 +19,16 @@ def users_text(number: int) -> str:
 
 def share_text(budget: Budget) -> str:
     """What a gpu_memory_utilization that takes the operating system's part claims, in one sentence."""
-    claim = share.claim(budget.device, budget.engine) or 0
+    return claim_text(budget.device, budget.engine)
+
+
+def claim_text(machine: Machine, settings: Settings) -> str:
+    """What a gpu_memory_utilization claims of a machine, and what it leaves of the operating system's part."""
+    claim = share.claim(machine, settings) or 0
     return (
-        f"gpu_memory_utilization {budget.engine.gpu_memory_utilization} claims {short(claim)} of "
-        f"{short(budget.capacity)} and leaves {short(max(budget.capacity - claim, 0))} of the operating system's "
-        f"{short(budget.os_bytes)}"
+        f"gpu_memory_utilization {settings.gpu_memory_utilization} claims {short(claim)} of "
+        f"{short(machine.memory)} and leaves {short(max(machine.memory - claim, 0))} of the operating system's "
+        f"{short(machine.os_reserve)}"
     )
 
 

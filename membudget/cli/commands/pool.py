@@ -1,13 +1,17 @@
-"""vLLM's KV cache pool, to the block: groups, blocks, tokens, concurrency, and whether vLLM starts.
+"""vLLM's KV cache pool, to the block: groups, blocks, tokens, concurrency, users, and whether vLLM starts.
 
-The pool's bytes are --available-kv, or what --machine has left at --gpu-memory-utilization.
+The details of what `membudget plan` answers for vLLM. The pool's bytes are what --machine has left, or --available-kv.
 Exit code 0: vLLM would start; 1: it would refuse.
 """
 
 from __future__ import annotations
 
-from membudget.budgets.budget import Budget
-from membudget.budgets.settings import settings_of
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from membudget import machines
+from membudget.budgets.settings import Settings
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import (
@@ -15,28 +19,31 @@ from membudget.cli.commands.common import (
     available_now,
     choose_cache,
     choose_format,
-    context,
     count,
     find_model,
     model_argument,
-    share,
     size,
 )
-from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, MAX_CTX
-from membudget.engines.vllm.pool import text as pool_text
-from membudget.engines.vllm.pool.derive import batched_tokens
-from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
-from membudget.engines.vllm.profile.identity import Figures, Identity, identity
-from membudget.engines.vllm.versions import DEFAULT as DEFAULT_VERSION
-from membudget.engines.vllm.versions import rules
-from membudget.errors import MembudgetError
-from membudget.formats import Format
+from membudget.cli.commands.engine_options import add_engine_options, engine_settings
+from membudget.engines import share
+from membudget.engines.base import Load, Refusal
+from membudget.engines.vllm.engine import VllmPlan
+from membudget.engines.vllm.options import DECLARED
+from membudget.engines.vllm.pool.plan import plan_pool
+from membudget.engines.vllm.pool.result import Pool, PoolRequest
+from membudget.engines.vllm.pool.text import lines as pool_lines
+from membudget.engines.vllm.profile.estimate import Estimate
+from membudget.engines.vllm.settings import vllm_settings
 from membudget.host.detect import find_machine
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.capacity import share_that_leaves, takes_the_systems
-from membudget.planning.ledger import predict
-from membudget.planning.words import share_text
+from membudget.planning.words import claim_text
+from membudget.sources.locate import Located
+from membudget.text.terminal import Terminal, plain
+from membudget.units import BYTE_UNITS, gib
+
+#: max_model_len that lets vLLM fit the longest request.
+_FITTED = ("-1", "auto")
 
 
 def options(parser: Declares) -> None:
@@ -44,153 +51,130 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     model_argument(parser)
     add("--available-kv", metavar="SIZE", help="bytes for the pool, of the smallest rank: 60GiB")
-    add("--machine", metavar="NAME", help="what it has left for the pool; not --available-kv")
+    add("--machine", metavar="NAME", help="what it has left for the pool, or several: '2x h100-80gb'")
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
-    add("--gpu-memory-utilization", metavar="X", help="default: the version's own")
     add("--format", metavar="NAME", help="of the weights, with --machine; default: its own")
-    add("--kv-cache-memory-bytes", metavar="SIZE", help="vLLM's option: fixes the pool")
-    add("--num-gpu-blocks-override", metavar="N", help="vLLM's option: fixes the number of blocks")
-    add("--max-model-len", metavar="N", help="tokens a request; default: the model's own")
-    add("--max-num-batched-tokens", metavar="N", help="tokens a step; default: as this version chooses")
     add("--kv-cache-dtype", metavar="DTYPE", default="auto", help="vLLM's name; default: auto")
-    add("--dtype", metavar="DTYPE", help="vLLM's option; default: the config's own")
-    add("--tp", "--tensor-parallel-size", dest="tp", metavar="N", default="1", help="default: 1")
-    add("--pp", "--pipeline-parallel-size", dest="pp", metavar="N", default="1", help="default: 1")
-    add("--dcp", "--decode-context-parallel-size", dest="dcp", metavar="N", default="1", help="default: 1")
-    add("--block-size", metavar="N", help="vLLM's option")
-    add("--prefix-caching", action="store_true", help="prefix caching on, where it is off by default")
-    add("--no-prefix-caching", action="store_true", help="prefix caching off")
-    add("--speculative-tokens", metavar="N", default="0", help="draft tokens a step; default: 0")
-    add("--draft-layers", metavar="N", default="0", help="attention layers of the drafter; default: 0")
-    add("--vllm-version", metavar="X.Y.Z", default=DEFAULT_VERSION, help=f"default: {DEFAULT_VERSION}")
-    add("--platform", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    add("--prefix-caching", action="store_true", help="as --enable-prefix-caching")
+    add("--no-prefix-caching", action="store_true", help="as --no-enable-prefix-caching")
+    add("--speculative-tokens", metavar="N", help="draft tokens a step; with --draft-layers, for --speculative-config")
+    add("--draft-layers", metavar="N", help="attention layers of the drafter; default: 0")
+    add("--platform", choices=("cuda", "cpu"), help="default: the machine's, else cuda")
+    add_engine_options(parser, (DECLARED.name,))
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is shown."""
+
+    pool: Pool
+    refusals: tuple[Refusal, ...]
+    #: None where no machine is named.
+    users: int | None
+    binds: str
+    #: requested, then what is subtracted from it; empty where no machine is named.
+    parts: tuple[Estimate, ...]
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts."""
+        return self.pool.starts and not self.refusals
 
 
 def run(args: Arguments) -> Result:
     """Carve it."""
-    tp, pp, dcp = (count(f"--{name}", getattr(args, name), 4096) for name in ("tp", "pp", "dcp"))
-    if tp % dcp:
-        raise InputError(f"--dcp: {dcp} does not divide --tp {tp}: vLLM takes a divisor of the tensor-parallel size")
-    chunk = args.max_num_batched_tokens
-    batched = None if chunk is None else context("--max-num-batched-tokens", chunk, MAX_CTX)
     if args.available_kv and args.machine:
-        raise InputError("give --available-kv or --machine, not both")
-    fixed = None if args.kv_cache_memory_bytes is None else size("--kv-cache-memory-bytes", args.kv_cache_memory_bytes)
+        raise InputError("--available-kv and --machine: one of the two is enough")
+    fitted = args.max_model_len in _FITTED
+    if fitted:
+        args.max_model_len = None
+    for name, caching in (("--prefix-caching", args.prefix_caching), ("--no-prefix-caching", args.no_prefix_caching)):
+        if caching and args.enable_prefix_caching is None:
+            args.enable_prefix_caching = name == "--prefix-caching"
+    settings = engine_settings(args, DECLARED.name)
     model, found = find_model(args)
-    rest: Identity | None = None
     notes: list[str] = []
-    machine = None if args.machine is None else find_machine(args.machine, (args.machines,) if args.machines else ())
-    memory, title = (None, "") if machine is None else (machine.cuda_total or machine.memory, machine.title)
-    if args.available_kv:
-        available: int | None = _printed("--available-kv", args.available_kv)
-    elif machine is not None:
-        if tp * pp > 1:
-            raise InputError("--machine: with --tp or --pp give --available-kv: membudget knows one device's rest only")
-        step, _ = batched_tokens(batched, args.platform, memory, title, 1)
-        form = choose_format(args.format, model, found)
-        budget = _budget(args, model, form, machine, step or DEFAULT_BATCHED_TOKENS)
-        rest = _left(budget, args.vllm_version)
-        if fixed is None and args.num_gpu_blocks_override is None and takes_the_systems(budget):
-            notes.append(_too_large_a_share(budget))
-        notes += available_now(machine, machine.os_reserve)
-        available = rest.predicted
-    elif fixed is None:
-        raise InputError(
-            "the pool has no size: give --available-kv 60GiB, or --machine NAME, or --kv-cache-memory-bytes"
-        )
+    if args.machine is not None:
+        details, notes = _of_machine(args, settings, model, found, fitted)
     else:
-        available = None
-    pool = plan_pool(
-        PoolRequest(
-            model,
-            available,
-            max_model_len=None if args.max_model_len is None else _length(args.max_model_len),
-            max_num_batched_tokens=batched,
-            kv_cache_dtype=args.kv_cache_dtype,
-            dtype=args.dtype,
-            tp=tp,
-            pp=pp,
-            dcp=dcp,
-            block_size=None if args.block_size is None else count("--block-size", args.block_size, 2**20),
-            prefix_caching=False if args.no_prefix_caching else True if args.prefix_caching else None,
-            kv_cache_memory_bytes=fixed,
-            num_gpu_blocks_override=None
-            if args.num_gpu_blocks_override is None
-            else count("--num-gpu-blocks-override", args.num_gpu_blocks_override, 2**40),
-            speculative_tokens=count("--speculative-tokens", args.speculative_tokens, 1024, 0),
-            draft_layers=count("--draft-layers", args.draft_layers, 1024, 0),
-            version=args.vllm_version,
-            platform=args.platform,
-            device_memory=memory,
-            device_name=title,
-        )
-    )
+        details = _of_bytes(args, settings, model, fitted)
+    pool = details.pool
     document = {"model": model.name, "source": found.source, **pool.as_json()}
-    document["identity"] = rest.as_json() if rest else None
+    refused = [refusal.as_json() for refusal in details.refusals]
+    document |= {"starts": details.starts, "refusals": refused, "users": details.users, "binds": details.binds}
+    document["identity"] = {"parts": [_part(part) for part in details.parts]} if details.parts else None
     document["notes"] = notes
-    return Result(0 if pool.starts else 1, document, lambda: _text(model, pool, rest, notes))
+    return Result(0 if details.starts else 1, document, lambda: _text(model, details, notes))
 
 
-class NoPool(MembudgetError):
-    """vLLM would not start: says why, and what would help."""
-
-    exit_code = 1  # of the command line: no
+def _part(part: Estimate) -> dict[str, Any]:
+    return {"name": part.name, "bytes": part.bytes, "low": part.low, "high": part.high, "why": part.why}
 
 
-def _budget(args: Arguments, model: Model, form: Format, machine: Machine, batched: int) -> Budget:
-    """One user's one token: what is beside the pool does not depend on them."""
-    given = args.gpu_memory_utilization
-    default = rules(args.vllm_version).utilization / 100
-    part = default if given is None else share("--gpu-memory-utilization", given)
-    engine = settings_of("arithmetic", batched, gpu_memory_utilization=part)
-    return Budget("pool", model, form, choose_cache("auto", form, model), 1, 1, machine, engine)
+def _of_machine(
+    args: Arguments, settings: Settings, model: Model, found: Located, fitted: bool
+) -> tuple[Details, list[str]]:
+    """The details of what `plan` answers for this machine."""
+    many, name = machines.counted(args.machine)
+    machine = find_machine(name, (args.machines,) if args.machines else ())
+    if args.platform:
+        machine = replace(machine, platform=args.platform)
+    tp, pp = (settings.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+    tp, pp = tp or max(many // (pp or 1), 1), pp or 1
+    if many not in (1, tp * pp):
+        raise InputError(f"--machine: {many} devices, and TP {tp} x PP {pp} are {tp * pp}")
+    if args.speculative_tokens or args.draft_layers:
+        raise InputError("--speculative-tokens, --draft-layers: with --machine write --speculative-config JSON")
+    form = choose_format(args.format, model, found)
+    cache = choose_cache(args.kv_cache_dtype, form, model, found, DECLARED.name)
+    asked = settings._replace(kv_cache_dtype=cache, tensor_parallel=tp, pipeline_parallel=pp)
+    plan = VllmPlan(model, form, machine, asked)
+    ctx = asked.options.get("max_model_len") or model.longest.tokens
+    if fitted:
+        ctx = plan.start(ctx).pool.max_model_len or ctx
+    answer = plan.answer(Load(ctx, 1))
+    start = plan.start(ctx)
+    notes = [note.text for note in answer.notes]
+    if share.takes_reserve(machine, asked):
+        notes.append(_too_large_a_share(machine, asked))
+    notes += available_now(machine, machine.os_reserve)
+    requested = (start.profiled.part("requested"), *start.parts[start.least])
+    served = plan.served(ctx)
+    details = Details(start.pool, answer.starts, answer.users, served.binds.value, requested)
+    return details, notes
 
 
-def _too_large_a_share(budget: Budget) -> str:
-    """That vLLM would start and take what the operating system is left, and the share that leaves it."""
-    most = share_that_leaves(budget)
-    leaves = "no share leaves it" if most is None else f"{most} leaves it"
-    return f"{budget.machine.name}: {share_text(budget)}; {leaves} (`membudget doctor` says what runs there needs)"
-
-
-def _left(budget: Budget, version: str) -> Identity:
-    """What one device has for the pool: utilization x total, less weights, activations and overhead."""
-    ledger, machine = predict(budget), budget.machine
-    part, batched = budget.engine.gpu_memory_utilization, budget.engine.max_num_batched_tokens
-    assert part is not None
-    graphs = budget.overhead["cuda_graphs"]
-    found = identity(
-        Figures(
-            total=machine.cuda_total or machine.memory,
-            utilization=part,
-            weights=ledger.weights,
-            activation=ledger.activations,
-            non_torch=sum(budget.overhead.values()) - graphs,
-            graph_estimate=graphs,
-        ),
-        version,
-    )
-    assumed = {"weights": budget.format.name, "activation": f"{batched:,} tokens a step"}
-    parts = tuple(
-        item._replace(why=assumed.get(item.name, "assumed until measured")) if item.why == "as printed" else item
-        for item in found.parts
-    )
-    found = found._replace(parts=parts)
-    if not found.predicted or found.predicted <= 0:
-        raise NoPool(
-            "nothing is left for the pool, so vLLM refuses to start: a smaller --format, fewer "
-            "--max-num-batched-tokens, a larger machine, or several of them (`membudget fleet`, `membudget formats`):\n"
-            + "\n".join(found.lines())
+def _of_bytes(args: Arguments, settings: Settings, model: Model, fitted: bool) -> Details:
+    """A pool of so many bytes, on a device of which nothing else is known."""
+    nowhere = Machine("", 0, 0, False, 0, platform=args.platform or "cuda")
+    given = settings.options
+    if args.available_kv is None and "kv_cache_memory_bytes" not in given:
+        raise InputError("the pool has no size: pass --machine NAME, --available-kv 60GiB or --kv-cache-memory-bytes")
+    available = None if args.available_kv is None else _printed("--available-kv", args.available_kv)
+    sizes = {f"{kind}_parallel": given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
+    asked = vllm_settings(settings._replace(kv_cache_dtype=args.kv_cache_dtype, **sizes), model, None, nowhere)
+    length = -1 if fitted else asked.max_model_len
+    request: PoolRequest = asked.request(model, nowhere, available, length, asked.max_num_batched_tokens)
+    request = request._replace(device_memory=None)
+    if args.speculative_tokens or args.draft_layers:
+        request = request._replace(
+            speculative_tokens=count("--speculative-tokens", args.speculative_tokens or "0", 1024, 0),
+            draft_layers=count("--draft-layers", args.draft_layers or "0", 1024, 0),
         )
-    return found
+    pool = plan_pool(request)
+    refusals = (Refusal("kv_cache", pool.error),) if pool.error else ()
+    return Details(pool, refusals, None, "", ())
+
+
+def _too_large_a_share(machine: Machine, settings: Settings) -> str:
+    """That vLLM would start and take what the operating system is left, and the share that leaves it."""
+    most = share.largest(machine)
+    leaves = "no share leaves it" if most is None else f"{most} leaves it"
+    return f"{machine.name}: {claim_text(machine, settings)}; {leaves} (`membudget doctor` says what runs there needs)"
 
 
 def _printed(option: str, text: str) -> int:
     """A size as a log prints it: 5.98GiB is no whole number of bytes, and is rounded down."""
-    import re
-
-    from membudget.units import BYTE_UNITS
-
     found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})\s*([A-Za-z]+)", text.strip())
     if found is None or found[3] not in BYTE_UNITS:
         return size(option, text)
@@ -198,17 +182,19 @@ def _printed(option: str, text: str) -> int:
     return size(option, str(rounded))
 
 
-def _length(text: str) -> int:
-    return -1 if text == "-1" or text == "auto" else context("--max-model-len", text, MAX_CTX)
-
-
-def _text(model: Model, pool: Pool, rest: Identity | None, notes: list[str]) -> str:
-    from membudget.text.terminal import Terminal, plain
-
+def _text(model: Model, details: Details, notes: list[str]) -> str:
     terminal = Terminal.of()
-    lines = [terminal.paint(plain(model.name), "bold"), *pool_text.lines(pool)]
-    if rest is not None:
-        lines += ["", *rest.lines()]
+    pool = details.pool
+    lines = [terminal.paint(plain(model.name), "bold"), *pool_lines(pool, details.users)]
+    for refusal in details.refusals:
+        if refusal.text != pool.error:
+            lines += terminal.wrap(f"does not start: {refusal.text}")
+    if details.parts:
+        wide = max(len(part.name) for part in details.parts)
+        lines.append("")
+        for place, part in enumerate(details.parts):
+            lines.append(f"{part.name:<{wide}} {gib(part.bytes if place == 0 else -part.bytes):>14}   {part.why}")
+        lines.append(f"{'left for the KV cache':<{wide}} {gib(pool.available):>14}")
     for note in notes:
         lines += ["", *terminal.wrap(note)]
     return "\n".join(lines)

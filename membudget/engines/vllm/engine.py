@@ -18,7 +18,7 @@ from membudget.engines import share
 from membudget.engines.base import Answer, Bucket, Limit, Line, Load, Note, Prepared, Rank, Refusal, sums_of
 from membudget.engines.search import largest
 from membudget.engines.vllm import command
-from membudget.engines.vllm.admission import Binds, Users, runs, users
+from membudget.engines.vllm.admission import Binds, StartQuestion, Users, runs, starts, users
 from membudget.engines.vllm.admission.users import OLDEST
 from membudget.engines.vllm.parallel import layouts
 from membudget.engines.vllm.pool.plan import plan_pool
@@ -110,6 +110,7 @@ class VllmPlan:
         self._profiled: dict[tuple[int, int, int], Available] = {}
         self._starts: dict[int, Start] = {}
         self._served: dict[tuple[int, bool], Users] = {}
+        self._refused: dict[int, tuple[Refusal, ...]] = {}
         self._runs: dict[tuple[int, int], bool] = {}
         self.profiled(_FAR)  # a layout that is refused is refused here
 
@@ -206,22 +207,33 @@ class VllmPlan:
 
     def refusals(self, ctx: int) -> tuple[Refusal, ...]:
         """Why vLLM does not start with requests of `ctx` tokens; empty where it does."""
+        found = self._refused.get(ctx)
+        if found is None:
+            found = self._refused[ctx] = self._refusals(ctx)
+        return found
+
+    def _refusals(self, ctx: int) -> tuple[Refusal, ...]:
+        start, length, given = self.start(ctx), self.length(ctx), self.asked.given
         found = []
-        pool, length = self.start(ctx).pool, self.length(ctx)
-        own = model_longest(self.model.config, self.asked.rules.version)
-        if length > own.most and not own.assumed:
-            text = (
-                f"User-specified max_model_len ({length}) is greater than the derived max_model_len "
-                f"({own.source}={own.most})"
-            )
-            found.append(Refusal("max_model_len_above_model", text, f"--max-model-len {own.most}"))
         if self.machine.platform == "metal":
             found.append(Refusal("no_metal", f"vLLM has no Metal, as {self.machine.name} needs", "llama.cpp"))
-        if pool.error is not None:
-            fits = pool.max_model_len
-            remedy = f"--max-model-len {fits}" if fits else ""
-            code = "request_too_long" if fits else "no_kv_cache"
-            found.append(Refusal(code, pool.error, remedy))
+        question = StartQuestion(
+            self.model.config,
+            max_model_len=length,
+            max_num_batched_tokens=start.profiled.steps.tokens,
+            max_num_seqs=start.profiled.steps.sequences,
+            tp=self.asked.tp,
+            dcp=self.asked.dcp,
+            expert_parallel=bool(given.get("enable_expert_parallel")),
+            chunked_prefill=given.get("enable_chunked_prefill", True),
+            total=start.profiled.total.bytes,
+            utilization=self.asked.utilization,
+            kv_cache_memory_bytes=self.asked.kv_cache_memory_bytes,
+            full_graphs=not given.get("enforce_eager") and self.machine.platform != "cpu",
+        )
+        for each in starts(question, start.pool, self.asked.rules):
+            remedy = "; or ".join(" ".join(command.flag(name, value)) for name, value in each.remedies)
+            found.append(Refusal(each.code, each.text, remedy, each.remedies))
         return tuple(found)
 
     def held(self, ctx: int) -> int:
@@ -335,7 +347,7 @@ class VllmPlan:
         most = min(self.asked.max_model_len or MAX_CTX, model_longest(self.model.config, self.asked.rules.version).most)
 
         def left(ctx: int) -> int:
-            if self.refusals(ctx):
+            if ctx > self.length(ctx) or self.refusals(ctx):
                 return -1
             return self.served(ctx, steps=False).users - users
 
@@ -353,11 +365,11 @@ class VllmPlan:
             raise SettingsError(
                 f"ctx {ctx:,} is more than max_model_len {self.length(ctx):,}: vLLM takes no such request"
             )
-        start, starts, served = self.start(ctx), self.refusals(ctx), self.served(ctx)
+        start, refused, served = self.start(ctx), self.refusals(ctx), self.served(ctx)
         at, pool = start.least, start.pool
         lines, headroom = self.lines(load, at), self._headroom(ctx, load.users, at)
         low = self._low(ctx, load.users, at)
-        fits = not starts and headroom >= 0 and served.users >= load.users
+        fits = not refused and headroom >= 0 and served.users >= load.users
         token, more = self._each(ctx, at)
         fixed = self.asked.kv_cache_memory_bytes
         limit = start.profiled.part("requested").bytes
@@ -370,8 +382,8 @@ class VllmPlan:
             limiting=None if fits else self._limiting(load, lines, limit, headroom),
             limit=limit,
             claimed=self.claimed,
-            starts=starts,
-            users=0 if starts else served.users,
+            starts=refused,
+            users=0 if refused else served.users,
             longest=self.longest(load.users, ctx),
             request=self.request(ctx),
             token=token,
@@ -379,8 +391,8 @@ class VllmPlan:
             read=self._read(load),
             headroom_low=None if low is None else low[0],
             users_low=None if low is None else low[1],
-            concurrency=None if starts else pool.max_concurrency,
-            command="" if starts else command.serve(self.model, self.weights, self.asked, self.settings, ctx),
+            concurrency=None if refused else pool.max_concurrency,
+            command="" if refused else command.serve(self.model, self.weights, self.asked, self.settings, ctx),
             notes=self._notes(start),
             ranks=self._ranks(load),
             details=VllmDetails(start, served, self.asked),
@@ -495,23 +507,17 @@ class Vllm:
         Raises `MembudgetError` for a format or dtype that does not apply, a pool that is not known, flags that
         contradict each other, and layouts that vLLM refuses.
         """
-        asked = settings._replace(options=(), overhead=())
-        key = (
-            weights.key,
-            machine,
-            asked,
-            repr(sorted(settings.options.items())),
-            settings.overhead is DEFAULT_OVERHEAD,
-            tuple(settings.overhead.items()),
-        )
-        plans = model.memo.setdefault("vllm", {})
-        assert isinstance(plans, dict)
+        sizes = (settings.kv_cache_dtype, settings.tensor_parallel, settings.pipeline_parallel)
+        overhead = (settings.overhead is DEFAULT_OVERHEAD, tuple(settings.overhead.items()))
+        told = repr(sorted(settings.options.items()))
+        step, part = settings.max_num_batched_tokens, settings.gpu_memory_utilization
+        key = (weights.key, machine, step, part, sizes, told, overhead)
+        plans: dict[object, VllmPlan] = model.memo.setdefault("vllm", {})
         if key not in plans:
             while len(plans) >= MOST_KEPT:
                 plans.pop(next(iter(plans)))
             plans[key] = VllmPlan(model, weights, machine, settings)
-        found: VllmPlan = plans[key]
-        return found
+        return plans[key]
 
     def ask(self, model: Model, weights: Format, machine: Machine, settings: Settings, load: Load) -> Answer:
         """`prepare`, then the answer."""

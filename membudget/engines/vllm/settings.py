@@ -82,9 +82,17 @@ class VllmSettings:
         )
 
     def request(
-        self, model: Model, machine: Machine, available: int | Sequence[int] | None, length: int, batched: int
+        self,
+        model: Model,
+        machine: Machine,
+        available: int | Sequence[int] | None,
+        length: int | None,
+        batched: int | None,
     ) -> PoolRequest:
-        """What the pool is asked: bytes of every pipeline stage, tokens of a request and of a step."""
+        """What the pool is asked: bytes of every pipeline stage, tokens of a request and of a step.
+
+        length: None for the model's own, -1 for the longest that fits.
+        """
         given, drafter = self.given, self.drafter
         off = given.get("disable_hybrid_kv_cache_manager")
         return PoolRequest(

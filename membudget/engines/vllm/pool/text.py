@@ -15,7 +15,7 @@ _KINDS = {
 }
 
 
-def lines(pool: Pool) -> list[str]:
+def lines(pool: Pool, users: int | None = None) -> list[str]:
     """Groups as a table, the figures, the verdict, then the reasons."""
     out = [f"vLLM {pool.version} on {pool.platform}: {both(pool.available)} for the KV pool", ""]
     if pool.groups:
@@ -33,6 +33,7 @@ def lines(pool: Pool) -> list[str]:
         f"blocks        {pool.num_blocks:,} ({gib(pool.used)})",
         f"KV cache size {pool.tokens:,} tokens, as vLLM {pool.version} prints it",
         f"concurrency   {pool.max_concurrency:.2f}x for {pool.request_len:,} tokens a request",
+        *([f"users         {users:,} at once of {pool.request_len:,} tokens each"] if users is not None else []),
         f"a request     {pool.blocks_per_request:,} blocks, {both(pool.need)}",
         f"longest       {pool.longest:,} tokens",
         "",

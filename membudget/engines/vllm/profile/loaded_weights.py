@@ -60,7 +60,10 @@ class Rank(NamedTuple):
 def ranks(
     model: Model, form: Format, machine: Machine, settings: ProfileSettings, version: Version
 ) -> tuple[Rank, ...]:
-    """One rank of every pipeline stage; kept on the model.  Raises `RankError` for layouts that are refused or not known."""
+    """One rank of every pipeline stage, kept on the model.
+
+    Raises `RankError` for layouts that are refused or not known.
+    """
     tp, pp = settings.tp, settings.pp
     key = (
         "loaded",
