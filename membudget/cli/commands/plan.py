@@ -38,6 +38,7 @@ from membudget.data.defaults import (
     MAX_CTX,
     MAX_USERS,
 )
+from membudget.engines.base import LayoutError
 from membudget.errors import MembudgetError
 from membudget.machines import Machine
 from membudget.model import Model
@@ -104,8 +105,8 @@ def run(args: Arguments) -> Result:
     fit = [ledger.fits for ledger in ledgers] + [False] * len(refused)
     code = 0 if (all(fit) if args.machine else any(fit)) else 1
     if args.command:
-        return Result(code, _document(ledgers, notes, found, code), lambda: _commands(ledgers))
-    return Result(code, _document(ledgers, notes, found, code), lambda: _text(ledgers, notes, args.why))
+        return Result(code, _document(ledgers, refused, notes, found, code), lambda: _commands(ledgers))
+    return Result(code, _document(ledgers, refused, notes, found, code), lambda: _text(ledgers, notes, args.why))
 
 
 def _several(many: int, engine: Settings) -> int:
@@ -164,6 +165,8 @@ def _predicted(budget: Budget, asked: str) -> Ledger:
 
     try:
         return predict(budget)
+    except LayoutError:
+        raise
     except FormatError as error:
         machine = f" --machine {budget.machine_name!r}" if budget.machines > 1 else ""
         raise FormatError(f"{error}; `membudget formats {asked}{machine}` has those that apply") from None
@@ -245,10 +248,13 @@ def _memory_notes(ledger: Ledger) -> list[str]:
     return notes + available_now(machine, ledger.budget.os_bytes)
 
 
-def _document(ledgers: list[Ledger], notes: list[str], found: Located, code: int) -> dict[str, Any]:
+def _document(
+    ledgers: list[Ledger], refused: list[tuple[str, MembudgetError]], notes: list[str], found: Located, code: int
+) -> dict[str, Any]:
     plans = [ledger.as_json() for ledger in ledgers]
     for plan in plans:
         plan.update(source=found.source, model_max_ctx=model_context(ledgers[0].budget.model), notes=notes)
+    plans += [{"machine": name, "error": {"code": why.code, "message": str(why)}} for name, why in refused]
     if len(plans) == 1:
         return plans[0]
     return {"model": plans[0]["model"], "fits": code == 0, "plans": plans}
