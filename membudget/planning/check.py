@@ -101,9 +101,10 @@ def _breakage(ledger: Ledger, place: int, broken: dict[str, Any]) -> list[Findin
     attention, logits = broken.get("attention", "sdpa"), broken.get("logits", "last")
     peak = activations.prefill(model, ctx * users, sequences=users, attention=attention, logits=logits, width=width)
     cache = kv.cache(model, budget.kv_cache_dtype).bytes(ctx) * users  # a plain forward's, whatever the engine
-    total = ledger.weights + cache + peak.bytes
+    weights = budget.format.weigh(model).total  # a plain forward's too
+    total = weights + cache + peak.bytes
     why = (
-        f"weights {short(ledger.weights)} + cache {short(cache)} + {peak.moment} {short(peak.bytes)} "
+        f"weights {short(weights)} + cache {short(cache)} + {peak.moment} {short(peak.bytes)} "
         f"= {short(total)} under a ceiling of {short(ceiling)}; {peak.why}"
     )
     outcome = "fits" if total <= ceiling else "out_of_memory"

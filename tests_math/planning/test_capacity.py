@@ -50,7 +50,7 @@ def total(ctx: int, users: int, engine: Settings, width: int) -> int:
 def budgets(model: Model, ctx: int, users: int, memory: int) -> Iterator[tuple[Budget, int]]:
     """Every engine and width with its bytes by hand, on a machine whose system keeps 7 MiB."""
     machine = Machine("drawn", memory, memory, True, 1, 7 * 2**20)
-    for name in ("vllm", "transformers"):
+    for name in ("arithmetic", "transformers"):
         for attention in ("sdpa", "eager"):
             for logits in ("last", "every"):
                 for form, width in (("bf16", 2), ("fp32", 4)):
@@ -114,7 +114,7 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # 450 for the engine, and the system's 100 are not its own
     assert headroom(half, 550) == 0
     assert headroom(half, 551) == -1
-    assert limit_text(half) == "the 450 B that gpu_memory_utilization 0.5 gives vllm on box"
+    assert limit_text(half) == "the 450 B that gpu_memory_utilization 0.5 gives arithmetic on box"
     # 600 of the nominal 1,200
     assert headroom(half._replace(convention="nominal"), 700) == 0
     # 0.99 of 900 and the system's 100 are 991, 9 short of the memory

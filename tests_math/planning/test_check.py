@@ -23,7 +23,7 @@ def _budget(text: str) -> Budget:
 
 
 def _verdict(text: str) -> Verdict:
-    verdict = check(_budget(text))
+    verdict = check(_budget(text if "engine:" in text else text + "engine: {arithmetic: {}}\n"))
     assert verdict.error == ""
     return verdict
 

@@ -95,8 +95,8 @@ def test_every_layout_is_what_a_plan_says(capsys: Capture) -> None:
 
 
 def test_five_devices_that_five_do_not_divide(capsys: Capture) -> None:
-    """64 heads are not divisible by 5, yet 5 stages of 16 layers hold 200 users of Llama-3.1-70B."""
-    text = fleet(capsys, "meta-llama/Llama-3.1-70B", "--users", "200", "--node", "5xh200", "--offline", code=0)
+    """64 heads are not divisible by 5, yet 5 stages of 16 layers hold 180 users of Llama-3.1-70B."""
+    text = fleet(capsys, "meta-llama/Llama-3.1-70B", "--users", "180", "--node", "5xh200", "--offline", code=0)
     assert "at least 5 x h200-141gb (141.00 GB each)" in text
     assert "5 x h200-141gb by bytes as sold; 5 with a layout: tensor 1 x pipeline 5" in text
     assert "the fewest with a layout that fits: 5 devices, tensor 1 x pipeline 5" in text
@@ -124,17 +124,6 @@ def test_within_the_bytes_and_no_layout(capsys: Capture) -> None:
     assert found["refusal"] == found["verdict"]
 
 
-def test_a_layout_beyond_the_bytes_as_sold(capsys: Capture) -> None:
-    """190 users of Llama-3.1-70B: 662 GB are more than 8 H100 are sold with, the driver's bytes do: both said."""
-    argv = ["meta-llama/Llama-3.1-70B", "--users", "190", "--node", "8xh100", "--offline"]
-    text = fleet(capsys, *argv, code=1)
-    assert "refused: exceeds the node: 662.00 GB are needed and 8 x h100-80gb have 640.00 GB" in text
-    assert "yet a layout of it fits by what the driver reports, as in `membudget plan`: tensor 8 x pipeline 1" in text
-    assert "9 x h100-80gb by bytes as sold; 8 with a layout: tensor 8 x pipeline 1; fewer, for the driver" in text
-    # 81,559 MiB: nvidia-smi
-    assert "79.65 GiB (85.52 GB) a device as its driver reports; the bound above has 80.00 GB as sold" in text
-
-
 def test_neither_bytes_nor_layout(capsys: Capture) -> None:
     """A plan that exceeds the node in every way keeps the bound's sentence and says that no layout fits either."""
     text = fleet(capsys, "meta-llama/Llama-3.1-70B", "--users", "300", "--node", "8xh100", "--offline", code=1)
@@ -145,7 +134,6 @@ def test_neither_bytes_nor_layout(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["openai/gpt-oss-120b", "--users", "1000"], "what a rank holds of them is not known here"),
         (["Qwen/Qwen3-32B", "--format", "q4_k_m", "--users", "100"], "how vLLM splits weights of q4_k_m over several"),
         (["Qwen/Qwen3-VL-32B-Instruct", "--users", "60"], "how vLLM splits 'qwen3_vl_text' over several machines"),
     ],

@@ -74,9 +74,9 @@ def test_one_token_instead_of_many(model: Get) -> None:
 @pytest.mark.parametrize(
     ("size", "engine", "name"),
     [
-        (FP8, "vllm", "fp8"),
-        (FP8 - 1, "vllm", "awq"),
-        (AWQ, "vllm", "awq"),
+        (FP8, "arithmetic", "fp8"),
+        (FP8 - 1, "arithmetic", "awq"),
+        (AWQ, "arithmetic", "awq"),
         (AWQ, "transformers", "awq"),
         (Q8_0, "llama_cpp", "q8_0"),
     ],

@@ -183,7 +183,7 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
             low = rows[-1].ledger
             assert low is not None
             told = f"none of {len(rows):,} formats fits; in {rows[-1].name}, the smallest, "
-            said.append(f"{told}{low.limiting_bucket} breaks it: {short(-low.headroom)} over")
+            said.append(f"{told}{low.short_text}")
     for text in said:
         lines += ["", *terminal.wrap(text)]
     return "\n".join(lines)

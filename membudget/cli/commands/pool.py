@@ -135,7 +135,7 @@ def _of_machine(
     answer = plan.answer(Load(ctx, 1))
     start = plan.start(ctx)
     notes = [note.text for note in answer.notes]
-    if share.takes_reserve(machine, asked):
+    if answer.claimed is not None and share.takes_reserve(machine, asked):
         notes.append(_too_large_a_share(machine, asked))
     notes += available_now(machine, machine.os_reserve)
     requested = (start.profiled.part("requested"), *start.parts[start.least])

@@ -236,6 +236,14 @@ class VllmPlan:
             found.append(Refusal(each.code, each.text, remedy, each.remedies))
         return tuple(found)
 
+    def barred(self, ctx: int) -> bool:
+        """Whether no number of users helps: vLLM refuses to start, or its claim takes the operating system's part."""
+        return bool(self.refusals(ctx)) or self._takes_reserve
+
+    @property
+    def _takes_reserve(self) -> bool:
+        return self.asked.kv_cache_memory_bytes is None and share.takes_reserve(self.machine, self.share)
+
     def held(self, ctx: int) -> int:
         """Blocks that one request holds while it decodes at `ctx` tokens, at most."""
         pool, served = self.start(ctx).pool, self.served(ctx, steps=False)
@@ -281,11 +289,9 @@ class VllmPlan:
 
     def crowded(self, ctx: int, users: int) -> Limit | None:
         """Whether it is max_num_seqs or max_num_batched_tokens that keeps so many requests out."""
-        taken, drafter = self.start(ctx).profiled.steps, self.asked.drafter
-        if users > taken.sequences:
-            return Limit.SEQUENCES
-        each = 1 + (drafter.speculative_tokens if drafter else 0)
-        return Limit.TOKENS if users > max(taken.tokens // each - 1, 1) else None
+        served = self.served(ctx, steps=False)
+        limits = {Binds.SEQUENCES: Limit.SEQUENCES, Binds.TOKENS: Limit.TOKENS}
+        return limits.get(served.binds) if users > served.users else None
 
     def fits(self, ctx: int, users: int) -> bool:
         """Whether vLLM starts and runs so many requests at once."""
@@ -317,6 +323,8 @@ class VllmPlan:
 
     def request(self, ctx: int) -> int:
         """Bytes of the blocks that one request holds."""
+        if ctx < 1:
+            return 0
         start = self.start(ctx)
         return self.held(ctx) * start.pool.stages[start.least]
 
@@ -340,14 +348,14 @@ class VllmPlan:
 
     def users(self, ctx: int, near: int = 1) -> int:
         """The most requests of `ctx` tokens that run at once, 0 for none."""
-        return 0 if ctx > self.length(ctx) or self.refusals(ctx) else self.served(ctx).users
+        return 0 if ctx > self.length(ctx) or self.barred(ctx) else self.served(ctx).users
 
     def longest(self, users: int, near: int = 1) -> int:
         """A context at which so many requests surely run at once, 0 for none: the longest by the worst case."""
         most = min(self.asked.max_model_len or MAX_CTX, model_longest(self.model.config, self.asked.rules.version).most)
 
         def left(ctx: int) -> int:
-            if ctx > self.length(ctx) or self.refusals(ctx):
+            if ctx > self.length(ctx) or self.barred(ctx):
                 return -1
             return self.served(ctx, steps=False).users - users
 
@@ -383,7 +391,7 @@ class VllmPlan:
             limit=limit,
             claimed=self.claimed,
             starts=refused,
-            users=0 if refused else served.users,
+            users=0 if self.barred(ctx) else served.users,
             longest=self.longest(load.users, ctx),
             request=self.request(ctx),
             token=token,
@@ -455,7 +463,7 @@ class VllmPlan:
         return read
 
     def _limiting(self, load: Load, lines: tuple[Line, ...], limit: int, headroom: int) -> Bucket | Limit:
-        if self.asked.kv_cache_memory_bytes is None and share.takes_reserve(self.machine, self.share):
+        if self._takes_reserve:
             return Limit.SHARE
         sums, running = sums_of(lines), -self.machine.os_reserve
         for name in DRAWN:
