@@ -34,11 +34,7 @@ TIER = {name: index for index, tier in enumerate(TIERS) for name in tier}
 #: The public face imports the rest when it is asked for a name.
 FACE = frozenset({"", "__main__"})
 #: Circles that are still there, each as its sorted members.  Empty it, and never add one.
-KNOWN_CIRCLES: frozenset[tuple[str, ...]] = frozenset(
-    {
-        ("engines.arithmetic", "engines.vllm"),
-    }
-)
+KNOWN_CIRCLES: frozenset[tuple[str, ...]] = frozenset({})
 
 
 @cache

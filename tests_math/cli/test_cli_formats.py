@@ -147,14 +147,15 @@ def test_a_gguf_mix_for_another_engine_is_noted(ask: Ask) -> None:
 
 
 def test_a_mac_is_llama_cpps(ask: Ask) -> None:
-    """vLLM has no Metal: its formats are no rows of a Mac unless they are asked for, and a plan of one is noted."""
+    """vLLM has no Metal: its formats are no rows of a Mac unless they are asked for; a plan is llama.cpp's."""
     _, document = ask("formats", LLAMA, "--machine", "apple-m1-max-32gb")
     assert {row["engine"] for row in document["formats"]} == {"llama_cpp"}
     assert "vLLM has no Metal" in document["refused"]["fp8"]
     _, document = ask("formats", LLAMA, "--machine", "apple-m1-max-32gb", "--engine", "transformers")
     assert "fp8" in by_name(document)
     _, plan = ask("plan", LLAMA, "--machine", "apple-m1-max-32gb")
-    assert any("vLLM has no Metal, as apple-m1-max-32gb needs" in note for note in plan["notes"])
+    assert plan["engine"] == "llama_cpp"
+    assert any("planned for llama.cpp: apple-m1-max-32gb has Metal" in note for note in plan["notes"])
 
 
 def test_transformers_holds_no_gguf(ask: Ask, run: Run) -> None:

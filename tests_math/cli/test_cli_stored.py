@@ -61,12 +61,12 @@ def test_plan_of_a_folder_weighs_its_files(folder: Path, ask: Ask) -> None:
     """A folder and its weight file give the same plan, with the bytes that lie there."""
     size = write(folder / "model.safetensors", tensors(CONFIG))
     for name in (folder, folder / "model.safetensors"):
-        code, plan = ask("plan", str(name), "--machine", "l4")
+        code, plan = ask("plan", str(name), "--machine", "l4", "--engine", "arithmetic")
         assert code == 0
         assert plan["weights"] == size
         assert plan["format"] == "stored BF16"
         assert any("headers" in note for note in plan["notes"])
-    _, named = ask("plan", str(folder), "--machine", "l4", "--format", "fp32")
+    _, named = ask("plan", str(folder), "--machine", "l4", "--format", "fp32", "--engine", "arithmetic")
     assert named["weights"] == 2 * size
 
 
@@ -76,7 +76,7 @@ def test_active_experts_are_read_only(folder: Path, ask: Ask) -> None:
     size = write(folder / "model.safetensors", shapes)
     experts = sum(2 * math.prod(shape) for name, shape in shapes.items() if ".experts." in name)
     embed = 2 * math.prod(shapes["model.embed_tokens.weight"])
-    _, plan = ask("plan", str(folder), "--machine", "l4", "--ctx", "8")
+    _, plan = ask("plan", str(folder), "--machine", "l4", "--ctx", "8", "--engine", "arithmetic")
     read = plan["decode_upper_bound"]["bytes_read"] - plan["kv_cache"]
     assert read == size - experts // 2 - embed + embed // 96
 

@@ -60,10 +60,10 @@ EXPECTED: dict[str, list[str]] = {
     "plan qwen/qwen3-8b": ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B-FP8"],
     "plan m --machine dgx": ["dgx-spark"],
     "plan m --machine this": ["this-machine"],
-    "plan m --engine ": ["vllm", "transformers", "llama_cpp"],
+    "plan m --engine ": ["vllm", "transformers", "llama_cpp", "arithmetic"],
     "plan m --format q4_k_": ["q4_k_m", "q4_k_s"],
     "plan m --kv-cache-dtype fp8_e4": ["fp8_e4m3"],
-    "plan m --kv-c": ["--kv-cache-dtype"],
+    "plan m --kv-c": ["--kv-cache-dtype", "--kv-cache-memory-bytes"],
     "plan m n": [],
     "plan m --users ": [],
     "plan --machine dgx-spark ./n": ["./note.txt"],
@@ -134,7 +134,7 @@ def shell(here: Path, *command: str) -> list[str]:
 CASES = [
     ("membudget pl", ["plan"]),
     ("membudget plan Qwen/Qwen3-8", ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B-FP8"]),
-    ("membudget plan m --engine ", ["llama_cpp", "transformers", "vllm"]),
+    ("membudget plan m --engine ", ["arithmetic", "llama_cpp", "transformers", "vllm"]),
     ("membudget check budgets/o", ["budgets/one.yaml", "budgets/other.yml"]),
     ("membudget plan m --machine=dgx", ["--machine=dgx-spark"]),
 ]

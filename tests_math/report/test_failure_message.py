@@ -21,17 +21,18 @@ kv_cache_dtype: bf16
 ctx: 8Ki
 users: 8
 machine: rtx-4090
+engine: {arithmetic: {}}
 """
 
 #: 24,564 MiB less 1.5 GiB, 16,060,522,496 bytes of weights, 8 GiB of caches and the peak of a chunk.
 DOES_NOT_FIT = """\
-kv_cache breaks the budget: 1.38 GiB over the 23.99 GiB of rtx-4090
+does not fit: the KV cache needs 8.00 GiB, 6.62 GiB is left of the 23.99 GiB of rtx-4090: 1.38 GiB over
 
 meta-llama/Llama-3.1-8B · bf16 · 8 users x 8,192 tokens · rtx-4090 (23.99 GiB)
 
 bucket        predicted  expected  off by  allowed
 weights      14.958 GiB
-kv_cache      8.000 GiB                             <- breaks it
+kv_cache      8.000 GiB                             <- does not fit
 activations   0.910 GiB
 overhead      1.500 GiB
 total        25.368 GiB
@@ -55,6 +56,7 @@ def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _message(text: str, since: str = "") -> str:
+    text = text if "engine:" in text else text + "engine: {arithmetic: {}}\n"
     budgets, problems = parse(text.encode(), "budgets/chat.yaml", "chat", ".", Sources())
     assert not problems
     return failure(check(budgets[0]), "pytest 'test_mine.py::test_budget[chat]'", since)
@@ -145,14 +147,14 @@ def test_a_budget_that_must_not_fit_and_does_is_a_failure() -> None:
     """The unexpected pass names what is left, and points at `fits`."""
     lines = _message(TOO_MANY.replace("users: 8", "users: 6") + "expect:\n  fits: false\n").splitlines()
     assert lines[0] == "the budget fits and must not: 635.43 MiB of the 23.99 GiB of rtx-4090 are left"
-    assert lines[-2] == "budget   budgets/chat.yaml:8"
+    assert lines[-2] == "budget   budgets/chat.yaml:9"
 
 
 def test_weights_that_do_not_fit_are_named_as_such() -> None:
     """No number of users and no context helps: the smaller formats do."""
     text = TOO_MANY.replace("Llama-3.1-8B", "Llama-3.1-70B").replace("8Ki", "1Ki").replace("users: 8", "users: 1")
     message = _message(text)
-    assert message.startswith("weights breaks the budget: ")
+    assert message.startswith("does not fit: weights need ")
     # 70,553,706,496 parameters less embedding and head of 128,256 x 8,192 each and 161 norms of 8,192
     assert "weights: 68,451,041,280 layer weights x 16 bits" in message
 
@@ -165,7 +167,7 @@ def test_a_breakage_that_is_not_one_is_a_failure() -> None:
     lines = _message(text).splitlines()
     assert lines[0] == "break[0].outcome is fits: out_of_memory expected"
     assert "under a ceiling of 40.00 GiB" in _message(text)
-    assert lines[-2] == "budget   budgets/chat.yaml:7"
+    assert lines[-2] == "budget   budgets/chat.yaml:8"
 
 
 def test_what_cannot_be_predicted_says_why() -> None:

@@ -34,6 +34,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=Terminal.of().width)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        if not getattr(action, "quiet", False):
+            super().add_argument(action)
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)

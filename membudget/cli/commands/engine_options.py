@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from membudget.budgets.fields import REFUSED, Boolean, Choice, Count, Field, Json, Kind, Reader, Share, Size
-from membudget.budgets.settings import Settings, declared, kind_of, settings_of
+from membudget.budgets.settings import Settings, UnknownEngine, declared, kind_of, settings_of
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError
 from membudget.text.yaml_strict import Node
@@ -25,8 +25,18 @@ _SHORT = {
     "pipeline_parallel_size": "--pp",
     "decode_context_parallel_size": "--dcp",
 }
+#: Those that the help names.
+_COMMON = ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
 #: Fields that are `Settings` of their own.
 _OWN = ("attention", "logits", "gpu_memory_utilization")
+
+
+def engine_name(text: str) -> str:
+    """The name of an engine for one of its other spellings; what is none stays, for the parser to refuse."""
+    try:
+        return kind_of(text).name
+    except UnknownEngine:
+        return text
 
 
 def option(name: str) -> str:
@@ -53,11 +63,15 @@ def add_engine_options(parser: Declares, engines: Sequence[str] = ()) -> None:
         text = f"{where}{field.doc.rstrip('.')}{default}".replace("%", "%%")
         spelt = [_SHORT[name]] if name in _SHORT else []
         if isinstance(field.kind, Boolean):
-            parser.add_argument(
+            action = parser.add_argument(
                 option(name), *spelt, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
             )
         else:
-            parser.add_argument(*spelt, option(name), dest=name, metavar=_metavar(field.kind), help=text)
+            action = parser.add_argument(*spelt, option(name), dest=name, metavar=_metavar(field.kind), help=text)
+        action.quiet = True  # type: ignore[attr-defined]  # a line for all of them is in the help
+    flags = ", ".join(option(name) for name in _COMMON)
+    more = f"The engine's own flags are options too, by their own names: {flags}\nand more (docs/cli.md)."
+    parser.description = f"{parser.description or ''}\n\n{more}"
 
 
 def engine_settings(args: Arguments, engine: str) -> Settings:

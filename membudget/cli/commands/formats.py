@@ -16,6 +16,7 @@ from membudget.budgets.settings import DEFAULT_ENGINE, declared, gguf_engine, is
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, choose_cache, context, count, find_model, model_argument
+from membudget.cli.commands.engine_options import engine_name
 from membudget.data.defaults import MAX_CTX, MAX_USERS
 from membudget.errors import MembudgetError
 from membudget.formats import kv
@@ -35,7 +36,7 @@ def options(parser: Declares) -> None:
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", help="sequences at once, each at full context; default: 1")
     add("--kv-cache-dtype", metavar="DTYPE", help="as vLLM spells it: auto, fp8, ...; default: auto")
-    add("--engine", metavar="NAME", help=f"{', '.join(declared())}; default: the one that reads the format")
+    add("--engine", type=engine_name, choices=tuple(declared()), help="default: the one that reads the format")
 
 
 class Row(NamedTuple):

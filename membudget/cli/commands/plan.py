@@ -31,7 +31,7 @@ from membudget.cli.commands.common import (
     find_model,
     model_argument,
 )
-from membudget.cli.commands.engine_options import add_engine_options, engine_settings
+from membudget.cli.commands.engine_options import add_engine_options, engine_name, engine_settings
 from membudget.data.defaults import (
     DEFAULT_CTX,
     DEFAULT_OVERHEAD,
@@ -67,7 +67,10 @@ def options(parser: Declares) -> None:
     )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
     add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
-    add("--engine", metavar="NAME", help=f"{', '.join(declared())}; default: {DEFAULT_ENGINE}, for GGUF llama_cpp")
+    add(
+        "--engine", type=engine_name, choices=tuple(declared()),
+        help=f"default: {DEFAULT_ENGINE}; of GGUF and on a Mac {gguf_engine().name}",
+    )  # fmt: skip
     add_engine_options(parser)
     add("--command", action="store_true", help="print what to type for this plan, and nothing else")
     add("--why", action="store_true", help="show each line's formula with its numbers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membudget.budgets.fields import Boolean, Choice, Count, Field, Fields, Json, Share, Size, Text
+from membudget.budgets.fields import Boolean, Choice, Count, Field, Fields, Json, Share, Size, Text, Tokens
 from membudget.budgets.settings import Declared, Smaller
 from membudget.data.defaults import MAX_CTX, MAX_USERS, SMALL_STEP, SMALLEST_GGUF
 from membudget.engines.vllm.versions import DEFAULT
@@ -21,12 +21,12 @@ FIELDS = Fields(
             default="the version's own: 0.92, before 0.20 0.9; less where that would not leave os_reserve",
         ),
         "max_num_batched_tokens": Field(
-            Count(1, MAX_CTX), "Tokens of one step: the prefill chunk.", "8192", default="the server's for this device"
+            Tokens(1, MAX_CTX), "Tokens of one step: the prefill chunk.", "8192", default="the server's for this device"
         ),
         "max_num_seqs": Field(
             Count(1, MAX_USERS), "Sequences of one step.", "256", default="the server's for this device"
         ),
-        "max_model_len": Field(Count(1, MAX_CTX), "Tokens of the longest request.", "32Ki", default="ctx"),
+        "max_model_len": Field(Tokens(1, MAX_CTX), "Tokens of the longest request.", "32Ki", default="ctx"),
         "kv_cache_memory_bytes": Field(Size(), "Fixes the pool's size on each device.", "8 GiB"),
         "num_gpu_blocks_override": Field(Count(1, 2**40), "Fixes the number of blocks.", "1000"),
         "block_size": Field(Count(1, 2**20), "Tokens in a block.", "16", default="the attention kernel's"),
