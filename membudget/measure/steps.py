@@ -16,6 +16,7 @@ import torch
 
 from membudget.measure import models
 from membudget.measure.edge import Looking, find_edge
+from membudget.measure.fakes import Target
 from membudget.measure.meter import OUT_OF_MEMORY, Meter
 from membudget.measure.trace import (
     cache_tensors,
@@ -96,8 +97,10 @@ class Bench:
 
 def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> Figures:
     """The peak of one forward on fake tensors, of a prompt in chunks, or the edge there (`membudget.measure.trace`)."""
-    options = {key: value for key, value in step.items() if key not in ("do", "name")}
+    options = {key: value for key, value in step.items() if key not in ("do", "name", "target")}
     config, dtype = request["config"], request["dtype"]
+    given = step.get("target", {})
+    options["target"] = Target(given.get("device", "cpu"), tuple(given.get("capability", (9, 0))))
     if step["do"] == "trace_edge":
         return trace_edge(config, dtype=dtype, tell=_teller("trace_edge", report), **options)
     ask: Callable[..., Figures] = trace_served if step["do"] == "trace_served" else trace

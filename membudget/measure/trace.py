@@ -1,23 +1,27 @@
 """The exact peak of one forward of the real transformers model, without a GPU and without its memory.
 
-The model runs on fake tensors: shapes, dtypes and lifetimes are real, bytes are not there.
+The model runs on fake tensors: shapes, dtypes and lifetimes are real, bytes are not there.  For a CUDA device the
+attention kernel is the one that torch chooses there, and torch's caching allocator runs beside (`allocator`).
 Imports torch: only for a worker's own process (`membudget.measure.run` starts it).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from membudget.measure import models
+from membudget.measure.allocator import CachingAllocator, OutOfMemory
 from membudget.measure.edge import Looking, find_edge
+from membudget.measure.fakes import Fake, Target, fake, fused, on_target
 from membudget.measure.tracker import Live, ModuleNames, Tracker
 
 #: Storages of one kind at the peak that a report shows.
 SHOWN = 24
+CPU = Target()
 
 
 def trace(
@@ -29,32 +33,38 @@ def trace(
     logits: str = "last",
     dtype: str = "bf16",
     round_to: int = 1,
+    target: Target = CPU,
 ) -> dict[str, Any]:
     """Trace one prefill of `batch` prompts of `tokens` tokens.  Sizes in bytes.
 
     Returns weights and buffers (not in the peak), peak (of everything else, the KV cache
     included), cache (what the cache object holds), left (alive after the forward),
-    live (what was alive at the peak), operations (how many ran).
+    live (what was alive at the peak), kernels (attention kernels by how often), device (of the fake tensors), and
+    for CUDA reserved (of torch's allocator at its peak, weights included).
     """
-    mode, model = _fake(raw, dtype, attention)
-    with _without_data(model, mode):
-        prompt = torch.zeros((batch, tokens), dtype=torch.long)
-        tracker = Tracker([*model.parameters(), *model.buffers(), prompt], round_to=round_to)
-        with ModuleNames(model) as names, tracker:
-            tracker.where = names.here
-            out = models.forward(model, prompt, logits)
-            left = tracker.live
-        kept = storage_bytes(cache_tensors(models.cache_of(out)))
-        at = [item._asdict() for item in summarize(tracker.at_peak())]
-    return {
-        "weights": storage_bytes(model.parameters()),
-        "buffers": storage_bytes(model.buffers()),
-        "peak": tracker.peak,
-        "cache": kept,
-        "left": left,
-        "live": at,
-        "model_class": type(model).__name__,
-    }
+
+    def run(device: str) -> dict[str, Any]:
+        made = fake(raw, dtype, attention, target, device)
+        allocator = _allocator(made)
+        with made.running():
+            prompt = made.tokens(batch, tokens)
+            tracker = Tracker([*made.tensors(), prompt], round_to=round_to, allocator=allocator)
+            with ModuleNames(made.model) as names, tracker:
+                tracker.where = names.here
+                out = models.forward(made.model, prompt, logits)
+                left = tracker.live
+            kept = storage_bytes(cache_tensors(models.cache_of(out)))
+            at = [item._asdict() for item in summarize(tracker.at_peak())]
+        return {
+            **_about(made, allocator),
+            "peak": tracker.peak,
+            "cache": kept,
+            "left": left,
+            "live": at,
+            "model_class": type(made.model).__name__,
+        }
+
+    return on_target(target, run)
 
 
 def trace_served(
@@ -66,19 +76,20 @@ def trace_served(
     chunk: int = 0,
     dtype: str = "bf16",
     round_to: int = 1,
+    target: Target = CPU,
 ) -> dict[str, Any]:
     """The peak over the weights of `batch` prompts, in chunks, and `decode` steps; `tokens` are all of them.
 
-    Returns weights, buffers (not in the peak) and peak, in bytes.
+    Returns weights, buffers (not in the peak), peak and cache, in bytes; for CUDA reserved, as `trace` does.
     """
-    mode, model = _served_fake(raw, dtype)
-    with _without_data(model, mode):
-        served = _served(model, batch, tokens, decode, round_to, chunk)
-    return {
-        "weights": storage_bytes(model.parameters()),
-        "buffers": storage_bytes(model.buffers()),
-        "peak": served["peak"],
-    }
+
+    def run(device: str) -> dict[str, Any]:
+        made = fused(raw, dtype, target, device)
+        allocator = _allocator(made)
+        served = _served(made, batch, tokens, decode, round_to, chunk, allocator)
+        return {**_about(made, allocator), "peak": served.peak, "cache": served.cache}
+
+    return on_target(target, run)
 
 
 def trace_edge(
@@ -92,72 +103,114 @@ def trace_edge(
     chunk: int = 0,
     dtype: str = "bf16",
     round_to: int = 1,
+    target: Target = CPU,
     tell: Callable[[Looking], None] | None = None,
 ) -> dict[str, Any]:
     """The most prompts at once whose prefill (`chunk` tokens at a time) and `decode` steps stay under `ceiling`.
 
-    The ceiling holds for weights too.  Returns users, tried, the peaks over the weights by number of users,
-    and the cache after the prompt, by number of users.
+    The ceiling holds for weights too.  On the CPU it holds for live tensors, on CUDA for what torch's allocator
+    reserves.  Returns users, tried, weights, and by number of users the peaks over the weights, the peaks of what is
+    reserved (None on the CPU) and the cache after the prompt.
     """
-    mode, model = _served_fake(raw, dtype)
-    base = storage_bytes(model.parameters()) + storage_bytes(model.buffers())
-    peaks: dict[int, int] = {}
-    caches: dict[int, int] = {}
 
-    def peak(users: int) -> int:
-        if users not in peaks:
-            with _without_data(model, mode):
-                served = _served(model, users, tokens, decode, round_to, chunk)
-            peaks[users], caches[users] = served["peak"], served["cache"]
-        return peaks[users]
+    def run(device: str) -> dict[str, Any]:
+        made = fused(raw, dtype, target, device)
+        base = storage_bytes(made.tensors())
+        seen: dict[int, Served] = {}
+        reserved: dict[int, int | None] = {}
 
-    room = ceiling - base
-    if most > 1 and peak(1) <= room:
-        # a user more takes what the second one took: exact where nothing is shared, near enough elsewhere
-        near = 1 + (room - peak(1)) // max(peak(2) - peak(1), 1)
-    found = find_edge(lambda users: peak(users) <= room, near, most, tell)
-    return {"users": found.most, "tried": found.tried, "peaks": peaks, "caches": caches, "weights": base}
+        def peak(users: int) -> int:
+            if users not in seen:
+                allocator = _allocator(made)
+                seen[users] = _served(made, users, tokens, decode, round_to, chunk, allocator)
+                reserved[users] = allocator.stats.peak_reserved if allocator is not None else None
+            return seen[users].peak
+
+        def fits(users: int) -> bool:
+            if target.device != "cuda":
+                return peak(users) <= ceiling - base
+            if users in seen and (reserved[users] or 0) <= ceiling:
+                return True
+            allocator = CachingAllocator(ceiling)
+            try:
+                kept = made.load(allocator)
+                seen[users] = _served(made, users, tokens, decode, round_to, chunk, allocator)
+            except OutOfMemory:
+                return False
+            reserved[users] = allocator.stats.peak_reserved
+            del kept
+            return True
+
+        start = near
+        room = ceiling - base
+        if most > 1 and peak(1) <= room:
+            # a user more takes what the second one took: exact where nothing is shared, near enough elsewhere
+            start = 1 + (room - peak(1)) // max(peak(2) - peak(1), 1)
+        found = find_edge(fits, start, most, tell)
+        return {
+            **_about(made, None),
+            "users": found.most,
+            "tried": found.tried,
+            "peaks": {users: served.peak for users, served in seen.items()},
+            "caches": {users: served.cache for users, served in seen.items()},
+            "reserved": reserved,
+            "weights": base,
+        }
+
+    return on_target(target, run)
 
 
-@contextlib.contextmanager
-def _without_data(model: Any, mode: Any) -> Iterator[None]:
-    """Run a model on tensors without data; `CannotBuild` where its class looks into them."""
-    from torch._subclasses import fake_tensor as fake
-
-    looks = (fake.DataDependentOutputException, fake.DynamicOutputShapeException, fake.UnsupportedOperatorException)
-    try:
-        with mode, torch.no_grad(), models.masks_as_in_production():
-            yield
-    except looks as error:
-        raise models.CannotBuild(
-            f"{type(model).__name__} cannot be traced: what it does depends on the data of a tensor "
-            f"({getattr(error, 'func', error)}), and fake tensors have none. Measure it instead: `membudget probe`"
-        ) from None
+def _about(made: Fake, allocator: CachingAllocator | None) -> dict[str, Any]:
+    """What was traced, and on what."""
+    return {
+        "weights": storage_bytes(made.model.parameters()),
+        "buffers": storage_bytes(made.model.buffers()),
+        "kernels": dict(made.kernels),
+        "device": made.device,
+        **({} if allocator is None else {"reserved": allocator.stats.peak_reserved}),
+    }
 
 
-def _served_fake(raw: dict[str, Any], dtype: str) -> tuple[Any, Any]:
-    """The fake model with fused attention, or without where the class has none."""
-    try:
-        return _fake(raw, dtype, "sdpa")
-    except models.CannotBuild:
-        return _fake(raw, dtype, "eager")
+def _allocator(made: Fake) -> CachingAllocator | None:
+    """A simulated CUDA device with the weights on it; None for the CPU, which has no caching allocator."""
+    if made.target.device != "cuda":
+        return None
+    allocator = CachingAllocator()
+    made.load(allocator)
+    return allocator
 
 
-def _served(model: Any, users: int, tokens: int, decode: int, round_to: int, chunk: int = 0) -> dict[str, int]:
+@dataclass(frozen=True)
+class Served:
+    """A prompt and some steps, in bytes."""
+
+    peak: int  # of live tensors over the weights
+    cache: int  # what the cache object holds after the prompt
+
+
+def _served(
+    made: Fake,
+    users: int,
+    tokens: int,
+    decode: int,
+    round_to: int,
+    chunk: int = 0,
+    allocator: CachingAllocator | None = None,
+) -> Served:
     """The peak of one prefill and `decode` steps of `users` prompts, and what the cache holds after the prompt."""
     prompt = tokens - decode
     chunk = chunk if 0 < chunk < prompt else prompt
     # What is in the cache before the last chunks costs nothing here, so it comes in one forward; one chunk
-    # more lets go of what windows kept of that forward.
-    ahead = max(prompt // chunk - 2, 0) * chunk if prompt > 3 * chunk else 0
+    # more lets go of what windows kept of that forward.  Not where a device is simulated: it would not be as large.
+    ahead = max(prompt // chunk - 2, 0) * chunk if prompt > 3 * chunk and allocator is None else 0
     cache: Any = None
     highest = at = 0
-    with Tracker([*model.parameters(), *model.buffers()], round_to=round_to) as tracker:
+    with made.running(), Tracker(made.tensors(), round_to=round_to, allocator=allocator) as tracker:
         for size in [ahead] * bool(ahead) + [chunk] * ((prompt - ahead) // chunk) + [(prompt - ahead) % chunk]:
             if size:
                 tracker.reset_peak()
-                piece = torch.zeros((users, size), dtype=torch.long)
-                cache = models.cache_of(models.forward(model, piece, "last", cache))
+                piece = made.tokens(users, size)
+                cache = models.cache_of(models.forward(made.model, piece, "last", cache))
                 del piece
                 at += size
                 if not ahead or at > ahead + chunk:
@@ -165,30 +218,13 @@ def _served(model: Any, users: int, tokens: int, decode: int, round_to: int, chu
         kept = storage_bytes(cache_tensors(cache))
         for number in range(decode):
             tracker.reset_peak()
-            step = torch.zeros((users, 1), dtype=torch.long)
-            cache = models.cache_of(models.forward(model, step, "last", cache))
+            step = made.tokens(users, 1)
+            cache = models.cache_of(models.forward(made.model, step, "last", cache))
             highest = max(highest, tracker.peak)
             # Later steps differ by a few tokens of cache, in it and in one layer's copy of it.
             if number and tracker.peak + 2 * decode * storage_bytes(cache_tensors(cache)) // tokens < highest:
                 break
-    return {"peak": int(highest), "cache": kept}
-
-
-#: Fake models of this process by what they were made from; they hold no bytes.
-_FAKES: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-
-
-def _fake(raw: dict[str, Any], dtype: str, attention: str) -> tuple[Any, Any]:
-    """A fake mode and the model in it."""
-    import json
-
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    key = (json.dumps(raw, sort_keys=True), dtype, attention)
-    if key not in _FAKES:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        _FAKES[key] = mode, models.fake_model(models.read_config(raw), dtype, attention, mode)
-    return _FAKES[key]
+    return Served(int(highest), kept)
 
 
 def summarize(found: list[Live]) -> list[Live]:

@@ -21,6 +21,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from membudget.measure.allocator import Block, CachingAllocator
+
 
 class CeilingExceeded(RuntimeError):
     """The counterpart of `torch.cuda.OutOfMemoryError`: live tensors went over our own ceiling."""
@@ -47,17 +49,25 @@ class Tracker(TorchDispatchMode):
     round_to: each storage counts as a multiple of this; 512 is what CUDA's allocator does.
     ceiling: `CeilingExceeded` is raised by the operation that takes the live bytes above it.
     device: "" for all, else only storages on devices of this type.
+    allocator: a simulated device that every storage is allocated on; its `OutOfMemory` is the operation's.
     """
 
     def __init__(
-        self, ignore: Iterable[Any] = (), *, round_to: int = 1, ceiling: int | None = None, device: str = ""
+        self,
+        ignore: Iterable[Any] = (),
+        *,
+        round_to: int = 1,
+        ceiling: int | None = None,
+        device: str = "",
+        allocator: CachingAllocator | None = None,
     ) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
         self.ceiling = ceiling
         self.where: Callable[[], str] = str
-        self._round, self._device = round_to, device
+        self._round, self._device, self._allocator = round_to, device, allocator
+        self._blocks: dict[int, Block] = {}
         self._sizes: dict[int, int] = {}
         self._made: dict[int, tuple[str, str, tuple[int, ...], str]] = {}
         self._at_peak: list[Live] | None = None
@@ -126,6 +136,8 @@ class Tracker(TorchDispatchMode):
         if known == size:
             return False
         if known is None:
+            if self._allocator is not None and storage.nbytes():
+                self._blocks[key] = self._allocator.malloc(storage.nbytes())
             weakref.finalize(storage, self._gone, key)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self._made[key] = (self.where(), op, tuple(int(extent) for extent in tensor.shape), dtype)
@@ -146,6 +158,9 @@ class Tracker(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         self.live -= self._sizes.pop(key, 0)
         self._made.pop(key, None)
+        block = self._blocks.pop(key, None)
+        if block is not None and self._allocator is not None:
+            self._allocator.free(block)
 
 
 class ModuleNames:
