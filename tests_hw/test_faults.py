@@ -127,9 +127,9 @@ def test_disabled_watchdog_is_red(llama: Budget, monkeypatch: pytest.MonkeyPatch
     available = system.available()
     assert available is not None
 
-    def sleepy(tree: guard._Tree, limits: guard.Limits, *_: object) -> tuple[str, int | None]:
-        tree.child.wait(timeout=limits.seconds)
-        return "exit", None
+    def sleepy(child: guard._Child, limits: guard.Limits, *_: object) -> tuple[guard.Ended, None, None]:
+        assert child.ended(limits.seconds)
+        return guard.Ended.EXIT, None, None
 
     monkeypatch.setattr(guard, "_watch", sleepy)
     outcome = _hog(llama, available - 600 * MIB, 240.0)

@@ -18,6 +18,7 @@ from membudget.budgets.file import Sources, load
 from membudget.engines.vllm.oracle.asking import ENV, find_python
 from membudget.measure import guard
 from membudget.measure.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
+from membudget.measure.status import Status
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
 from tests_hw.conftest import marked, own_lock, say_dry
@@ -165,6 +166,6 @@ def test_a_log_of_a_wrong_pool_is_red() -> None:
     wanted = {row.name: row.predicted for row in made.rows}
     metrics = {"num_gpu_blocks": str(wanted["num_blocks"] // 2), "kv_cache_size_tokens": str(wanted["pool_tokens"])}
     result = {"metrics": metrics, "completion_tokens": 4}
-    outcome = guard.Outcome("done", "done", result, (), "", None, 1.0, 0)
+    outcome = guard.Outcome(Status.DONE, "done", result, (), "", None, 1.0, 0)
     comparison = compared(made, outcome, ())
     assert [row.name for row in comparison.broken] == ["num_blocks"]

@@ -107,6 +107,13 @@ def free(system: System, uuid: str | None = None) -> int | None:
     return found.get(uuid) if uuid is not None else min(found.values(), default=None)
 
 
+def card_free() -> int | None:
+    """Bytes free on the GPU that is measured on (`card`); None where nvidia-smi does not say."""
+    here = System()
+    found = card(here)
+    return free(here, found.uuid) if found is not None else None
+
+
 def capability(system: System) -> str | None:
     """The first GPU's compute capability, ``"12.1"``; None where an older driver does not say."""
     text = system.run(["nvidia-smi", CAPABILITY, CSV])

@@ -35,18 +35,20 @@ def compare(
     By NVML's figure of each process where it has one; else by what is free on the whole device,
     which other processes may disturb.
     """
-    own, free = os.getpid(), [_free(sources)]
+    own, unified = os.getpid(), sources.unified()
+    known_free = [free(sources, unified)]
     touch()
     alone = _of(sources, own)
-    free.append(_free(sources))
+    known_free.append(free(sources, unified))
     with second() as pid:
         first, other = _of(sources, own), _of(sources, pid)
-        free.append(_free(sources))
+        known_free.append(free(sources, unified))
     if isinstance(alone, int) and isinstance(first, int) and isinstance(other, int):
         return {"alone": alone, "first": first, "second": other, "source": "NVML's figure of each process"}
-    known = [item for item in free if isinstance(item, int)]
+    known = [item for item in known_free if isinstance(item, int)]
     reason = next(item.reason for item in (alone, first, other) if isinstance(item, Unknown))
-    if len(known) < len(free) or known[0] <= known[1]:
+    # Each step must take something: a figure that others move is no measurement.
+    if len(known) < len(known_free) or not known[0] > known[1] > known[2]:
         return {"unknown": f"NVML does not say what each process holds ({reason}), and neither does what is free"}
     source = f"what is free on the device before and after ({reason})"
     return {"alone": known[0] - known[1], "first": known[0] - known[1], "second": known[1] - known[2], "source": source}
@@ -76,9 +78,9 @@ def _of(sources: Sources, pid: int) -> Reading:
     return found.get(pid, Unknown(f"process {pid} is not in the driver's list"))
 
 
-def _free(sources: Sources) -> Reading:
+def free(sources: Sources, unified: bool | None = None) -> Reading:
     """What is free for all: MemAvailable where the memory is shared, else the driver's free."""
-    if sources.unified():
+    if sources.unified() if unified is None else unified:
         return sources.meminfo().get("MemAvailable", Unknown("no MemAvailable"))
     # not through torch: its question makes the context that is to be measured
     return pair(*sources.card_memory())[0]

@@ -28,11 +28,20 @@ class Looking:
 
 
 def informed(step: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The step of an edge, begun where the trace saw it, if it did; any other step as it is."""
+    """The step with what the trace found: where an edge begins, what a sandwich needs; any other step as it is."""
+    if step["do"] == "sandwich" and (need := in_all(found.get("trace_prefill_last", {}))) is not None:
+        return {**step, "need": need}
     users = found.get("trace_edge", {}).get("users")
     if step["do"] != "edge" or users is None:
         return dict(step)
     return {**step, "near": max(users, 1), "most": max(step["most"], 2 * users + 8)}
+
+
+def in_all(traced: Mapping[str, Any]) -> int | None:
+    """Bytes that a traced forward takes with the model: reserved on CUDA, live tensors on the CPU; None untraced."""
+    if "peak" not in traced:
+        return None
+    return int(traced.get("reserved") or traced["weights"] + traced["buffers"] + traced["peak"])
 
 
 def find_edge(

@@ -36,6 +36,21 @@ class Meter:
         """The most `reserved` was since `reset_peak`."""
         return None
 
+    def blocks(self) -> int:
+        """What `allocated` takes in the allocator's blocks: rounded, with what is not split off."""
+        return self.allocated()
+
+    def inactive_split(self) -> int | None:
+        """Free parts of the allocator's segments, which it cannot give back; None where there is none."""
+        return None
+
+    def set_ceiling(self, ceiling: int) -> None:
+        """Another ceiling from now on."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop counting."""
+
     def reset_peak(self) -> None:
         """Let the peak start again."""
 
@@ -73,6 +88,14 @@ class CpuMeter(Meter):
         """The most there were."""
         return self.tracker.peak
 
+    def set_ceiling(self, ceiling: int) -> None:
+        """For live tensors."""
+        self.tracker.ceiling = ceiling
+
+    def close(self) -> None:
+        """Leave the dispatch mode."""
+        self.tracker.__exit__(None, None, None)
+
     def reset_peak(self) -> None:
         """From what is alive now."""
         self.tracker.reset_peak()
@@ -84,26 +107,42 @@ class CpuMeter(Meter):
 
 
 class CudaMeter(Meter):
-    """torch's caching allocator on the first GPU; a ceiling is a share of its total."""
+    """torch's caching allocator; a ceiling is a share of the device's total, and holds for what is reserved.
+
+    What tensors asked for is counted (requested_bytes): memory_allocated counts remainders that are not split off too,
+    up to 1 MiB a tensor.
+    """
 
     name = "cuda"
 
     def __init__(self, ceiling: int | None) -> None:
         if ceiling is not None:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, ceiling / total), 0)
+            self.set_ceiling(ceiling)
+
+    def set_ceiling(self, ceiling: int) -> None:
+        """set_per_process_memory_fraction."""
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, ceiling / total))
 
     def allocated(self) -> int:
+        """requested_bytes."""
+        return int(torch.cuda.memory_stats().get("requested_bytes.all.current", 0))
+
+    def blocks(self) -> int:
         """memory_allocated."""
         return int(torch.cuda.memory_allocated())
+
+    def inactive_split(self) -> int | None:
+        """inactive_split_bytes."""
+        return int(torch.cuda.memory_stats().get("inactive_split_bytes.all.current", 0))
 
     def reserved(self) -> int | None:
         """memory_reserved."""
         return int(torch.cuda.memory_reserved())
 
     def peak(self) -> int:
-        """max_memory_allocated."""
-        return int(torch.cuda.max_memory_allocated())
+        """requested_bytes' peak."""
+        return int(torch.cuda.memory_stats().get("requested_bytes.all.peak", 0))
 
     def peak_reserved(self) -> int | None:
         """max_memory_reserved."""
@@ -130,7 +169,11 @@ class MpsMeter(Meter):
     def __init__(self, ceiling: int | None) -> None:
         self._most = 0
         if ceiling is not None:
-            torch.mps.set_per_process_memory_fraction(min(2.0, ceiling / torch.mps.recommended_max_memory()))
+            self.set_ceiling(ceiling)
+
+    def set_ceiling(self, ceiling: int) -> None:
+        """set_per_process_memory_fraction, of what Metal recommends."""
+        torch.mps.set_per_process_memory_fraction(min(2.0, ceiling / torch.mps.recommended_max_memory()))
 
     def allocated(self) -> int:
         """current_allocated_memory."""

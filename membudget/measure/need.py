@@ -60,6 +60,18 @@ def bound(model: Model, closed_form: int, tokens: int, sequences: int, width: in
     return most
 
 
+def behind(model: Model, held: int, tokens: int, sequences: int, step: int) -> int:
+    """What a step takes more because of the `tokens` that are cached already (`held` bytes): an upper bound, bytes.
+
+    A causal mask is no longer a square, so it is made: every position of the step by every cached one.  With a mask
+    keys and values are repeated for every query head.  The layer that grows has its old and its new tensors at once.
+    """
+    layers = max(model.config.integer("num_hidden_layers"), 1)
+    heads = model.config.integer("num_attention_heads")
+    groups = heads // max(model.config.raw.get("num_key_value_heads") or heads, 1) if heads else 1
+    return MASK * sequences * step * tokens + held // layers * (1 + max(groups, 1))
+
+
 def _times(model: Model) -> int:
     """What the closed form is multiplied by: least where it was written for the model's layers."""
     kinds = {spec.kind for spec in model.caches}

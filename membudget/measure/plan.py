@@ -16,8 +16,8 @@ from membudget.engines import activations
 from membudget.engines.transformers.caches import cache_bytes
 from membudget.errors import MembudgetError
 from membudget.measure.comparison import Row, Unit
-from membudget.measure.need import Moment, Need, bound, needed
-from membudget.units import GIB, MIB, short
+from membudget.measure.need import Moment, Need, behind, bound, needed
+from membudget.units import GIB, short
 
 #: Formats whose tensors transformers holds as they are; others need an engine of their own.
 DENSE = ("bf16", "fp16", "fp32")
@@ -26,12 +26,16 @@ DECODE = 2
 EDGE_DECODE = 8
 #: Prompts at once in a growth measurement, at most; the slope needs no more.
 GROWTH_USERS = 4
-#: Single-token steps of the fragmentation measurement, and their batch.
-STEPS, STEPS_CPU, STEPS_USERS = 4000, 12, 8
+#: Single-token steps of the fragmentation measurement, and their batch.  On a device 256 are run and more are replayed:
+#: the allocator's algorithm takes seconds for what the device takes an hour for.
+STEPS, STEPS_CPU, STEPS_USERS, STEPS_REPLAYED = 256, 12, 8, 4000
 #: A process with torch in it, beside what it measures.
 PROCESS = GIB
-#: What may stay allocated on a device: workspaces of its libraries, which are taken when first used.
-WORKSPACES = 64 * MIB
+#: What the ceiling is proven with before anything relies on it: a cap, what fits under it, and what does not beside.
+PREFLIGHT = {"cap": GIB, "fits": GIB // 2, "over": 3 * GIB // 4}
+PREFLIGHT_CPU = {name: size // 64 for name, size in PREFLIGHT.items()}
+#: How far the ceilings of the sandwich stand from the predicted need, in percent.
+SANDWICH = 3
 #: Where every live tensor is counted nothing is approximate.
 EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
 
@@ -114,10 +118,13 @@ def plan(budget: Budget, device: str, chunk: int = 0) -> Plan:
     if budget.model.unknown:
         raise CannotMeasure(f"{budget.model.name} has parts that are not counted: {', '.join(budget.model.unknown)}")
     maker = _Maker(budget, device, chunk)
+    maker.proof()
     maker.loading()
     maker.growth()
     maker.static()
     maker.prefills()
+    maker.sandwich()
+    maker.total()
     maker.breaks()
     maker.fragmentation()
     maker.edge()
@@ -155,7 +162,10 @@ class _Maker:
         self.rows: list[Row] = []
         self.moments: list[Moment] = []
         self.ceiling = budget.ceiling or 0
-        self.round_to = 512 if device == "cuda" else 1  # what CUDA's allocator hands out
+        target: dict[str, Any] = {"device": "cuda" if device == "cuda" else "cpu"}
+        if device == "cuda" and budget.machine.compute_capability is not None:
+            target["capability"] = list(budget.machine.compute_capability)
+        self.target = target
 
     def made(self, dtype: str) -> Plan:
         need: Need = needed(self.weights, self.moments, {})
@@ -175,6 +185,12 @@ class _Maker:
     def row(self, name: str, group: str, predicted: Any, why: str, tolerance_of: str = "", **more: Any) -> None:
         allowed = tolerance(self.budget, tolerance_of, self.device) if tolerance_of else None
         self.rows.append(Row(name, group, predicted, allowed=allowed, why=why, **more))
+
+    def proof(self) -> None:
+        sizes = PREFLIGHT_CPU if self.device == "cpu" else PREFLIGHT
+        self.steps.append({"do": "preflight", **sizes})
+        why = f"under a cap of {short(sizes['cap'])} {short(sizes['fits'])} fit, and {short(sizes['over'])} more do not"
+        self.row("ceiling", "preflight", "held", why, "kv_cache", unit=Unit.WORD)
 
     def loading(self) -> None:
         budget = self.budget
@@ -203,7 +219,7 @@ class _Maker:
         points = [[batch, length - DECODE] for length in lengths]
         chunk = max(1, budget.engine.step_tokens // batch) if self.device != "cpu" else 0
         chunk = chunk if chunk < budget.ctx else 0
-        served = {"do": "trace_served", "name": "trace_growth", "round_to": self.round_to, "batch": batch}
+        served = {"do": "trace_served", "name": "trace_growth", "target": self.target, "batch": batch}
         self.steps.append({**served, "tokens": max(lengths), "decode": DECODE, "chunk": chunk})
         self.steps.append({"do": "growth", "points": points, "decode": DECODE, "chunk": chunk})
         first, last = lengths[0], lengths[-1]
@@ -217,8 +233,7 @@ class _Maker:
             "kv_growth",
         )
         self.row("kv_cache", "growth", self._held(last, batch), self._cache_why(batch, last), "kv_cache")
-        freed = "kv_cache" if self.device == "cpu" else "weights"
-        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", freed)
+        self.row("freed", "growth", 0, "without the cache nothing but the weights is left", "kv_cache")
         self._moment("growth", "trace_growth", budget.ctx, batch, step=chunk or budget.ctx)
 
     def static(self) -> None:
@@ -249,6 +264,36 @@ class _Maker:
             "logits", "activations", size, f"{tokens:,} positions x {vocab:,} words x {self.width} bytes", "kv_cache"
         )
 
+    def sandwich(self) -> None:
+        tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
+        self.steps.append({"do": "sandwich", "batch": 1, "tokens": tokens, "percent": SANDWICH})
+        for name, outcome, word in (("above", "fits", "more"), ("below", "out_of_memory", "less")):
+            why = f"{tokens:,} tokens under a ceiling of {SANDWICH}% {word} than the trace says they need"
+            self.row(f"sandwich_{name}", "sandwich", outcome, why, "kv_cache", unit=Unit.WORD)
+
+    def total(self) -> None:
+        budget = self.budget
+        chunk = max(1, budget.engine.max_num_batched_tokens // budget.users)
+        shape = {
+            "batch": budget.users,
+            "tokens": budget.ctx,
+            "decode": DECODE,
+            "chunk": chunk if chunk < budget.ctx else 0,
+        }
+        if budget.ctx <= DECODE:
+            return
+        self.steps.append(
+            {"do": "trace_served", "name": "trace_total", "target": self.target, "reserve": True, **shape}
+        )
+        self.steps.append({"do": "total", **shape})
+        what = f"{budget.users:,} users x {budget.ctx:,} tokens"
+        self.row("total_allocator", "total", None, f"{what} on fake tensors, weights included", "activations")
+        if self.device == "cuda":
+            self.row("total_reserved", "total", None, f"{what} by the allocator's algorithm", "activations")
+            self.row("total_process", "total", None, f"{what}: NVML's figure of the process")
+            self.row("total_available", "total", None, f"{what}: what is usable on the device fell by")
+        self._moment("total", "trace_total", budget.ctx, budget.users, step=chunk)
+
     def breaks(self) -> None:
         for place, broken in enumerate(self.budget.breaks):
             name, ctx, users = f"break[{place}]", broken.get("ctx", self.budget.ctx), broken.get("users", 1)
@@ -274,14 +319,28 @@ class _Maker:
         kinds = ("dynamic", "static") if self.device != "cuda" else ("dynamic", "static", "expandable")
         for kind in kinds:
             cache = "static" if kind == "static" else "dynamic"
-            step = {"do": "fragmentation", "name": f"steps_{kind}", "batch": batch, "steps": steps, "cache": cache}
-            step["every"] = max(1, min(250, steps // 16))
+            step: dict[str, Any] = {"do": "fragmentation", "name": f"steps_{kind}", "batch": batch, "steps": steps}
+            step |= {"cache": cache, "every": max(1, min(250, steps // 16))}
+            if not cpu:
+                replayed = {**step, "do": "trace_steps", "name": f"trace_steps_{kind}", "target": self.target}
+                self.steps.append({**replayed, "expandable": kind == "expandable"})
+                longer = {**replayed, "name": f"trace_long_{kind}", "expandable": kind == "expandable"}
+                many = min(STEPS_REPLAYED, max(self.budget.ctx, steps))
+                self.steps.append({**longer, "steps": many, "every": max(1, many // 16)})
             if kind == "expandable":
                 step["environment"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
             self.steps.append(step)
             words = "dynamic cache, expandable segments" if kind == "expandable" else f"{cache} cache"
-            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences, {words}"
+            why = f"reserved - allocated after {steps:,} single tokens of {batch} sequences and empty_cache, {words}"
             self.row(f"fragmentation_{kind}", "fragmentation", None, why, "fragmentation")
+            why = f"the most reserved beside allocated meanwhile, by the allocator's algorithm; {words}"
+            self.row(f"spare_{kind}", "fragmentation", None, why)
+            if not cpu:
+                why = f"the same after {STEPS_REPLAYED:,} tokens, replayed; {words}"
+                self.row(f"spare_long_{kind}", "fragmentation", None, why)
+        for kind in kinds[1:]:
+            why = "a cache of one size, and pages that are mapped anew, leave no more unused than a growing cache"
+            self.row(f"{kind}_below_dynamic", "fragmentation", "yes", why, "kv_cache", unit=Unit.WORD)
         size = self._held(steps, batch)
         self.row("steps_cache", "fragmentation", size, self._cache_why(batch, steps), "kv_cache")
         # a step copies what a layer holds; the allocator may keep as much again in pieces
@@ -296,8 +355,8 @@ class _Maker:
             most += 1
         chunk = self.chunk if self.chunk < tokens - EDGE_DECODE else 0
         search = {"tokens": tokens, "decode": EDGE_DECODE, "chunk": chunk, "near": max(most, 1), "most": 8 * most + 64}
-        self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "round_to": self.round_to, **search})
-        self.steps.append({"do": "edge", "slack": 0 if self.device == "cpu" else WORKSPACES, **search})
+        self.steps.append({"do": "trace_edge", "ceiling": self.ceiling, "target": self.target, **search})
+        self.steps.append({"do": "edge", **search})
         spike = f"one prefill of {f'{chunk:,} tokens of ' if chunk else ''}all"
         total = short(self._edge_bytes(most, tokens))
         why = (
@@ -331,7 +390,7 @@ class _Maker:
 
     def _trace(self, name: str, batch: int, tokens: int, attention: str, logits: str) -> None:
         asked = {"batch": batch, "tokens": tokens, "attention": attention, "logits": logits}
-        self.steps.append({"do": "trace", "name": f"trace_{name}", "round_to": self.round_to, **asked})
+        self.steps.append({"do": "trace", "name": f"trace_{name}", "target": self.target, **asked})
 
     def _moment(
         self,
@@ -352,8 +411,10 @@ class _Maker:
         form = activations.prefill(
             self.model, at_once, sequences=batch, attention=attention, logits=logits, width=self.width
         )
-        most = bound(self.model, form.bytes, at_once, batch, self.width)
         held = self._held(tokens, batch, kind) * (2 if twice else 1)
+        most = bound(self.model, form.bytes, at_once, batch, self.width)
+        if step and step < tokens:
+            most += behind(self.model, held, tokens, batch, step)
         self.moments.append(Moment(group, trace, held, most, room))
 
     def _cache_why(self, batch: int, tokens: int) -> str:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from membudget.measure.comparison import Row, judged
-from membudget.measure.plan import EDGE_PARTS, WORKSPACES, Plan
-from membudget.units import short
+from membudget.measure.edge import in_all
+from membudget.measure.plan import EDGE_PARTS, Plan
+from membudget.units import MIB, short
 
 Found = Mapping[str, Mapping[str, Any]]
 
@@ -48,7 +49,54 @@ _STEP = {
     "fragmentation_expandable": "steps_expandable",
     "steps_cache": "steps_dynamic",
     "context_of_two": "second_context",
+    "static_below_dynamic": "steps_static",
+    "expandable_below_dynamic": "steps_expandable",
+    "ceiling": "preflight",
 }
+for _kind in ("dynamic", "static", "expandable"):
+    _STEP[f"spare_{_kind}"] = f"steps_{_kind}"
+    _STEP[f"spare_long_{_kind}"] = f"trace_long_{_kind}"
+
+
+def _preflight(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    fell = figures.get("fell")
+    note = f"{figures['said']}; what is usable fell by {short(fell)}" if fell is not None else figures["said"]
+    return judged(row, figures["outcome"], note)
+
+
+def _sandwich(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    side = row.name.removeprefix("sandwich_")
+    return judged(row, figures[side], f"of {short(figures['need'])}; {figures.get(f'{side}_said', 'it fitted')}")
+
+
+def _total(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    """The budget's own users by three ledgers: the allocator's, the driver's, and what is usable on the device."""
+    name = {"total_allocator": "allocator", "total_reserved": "reserved", "total_process": "process"}.get(
+        row.name, "fell"
+    )
+    traced = found.get("trace_total", {})
+    if row.name == "total_allocator":
+        row = _predicted(
+            row, traced, traced["weights"] + traced["buffers"] + traced["peak"] if "peak" in traced else None
+        )
+    elif row.name == "total_reserved":
+        row = _predicted(row, traced, in_all(traced))
+    elif row.name in ("total_process", "total_available"):
+        context = found.get("context", {}).get("bytes")
+        need = in_all(traced)
+        row = replace(row, predicted=need + context if need is not None and context is not None else None)
+    return judged(row, figures[name], "" if figures[name] is not None else "no reading of this machine says it")
+
+
+def _predicted(row: Row, traced: Mapping[str, Any], value: int | None) -> Row:
+    """The line with what the trace predicts; without a trace it does not hold, for nothing was compared."""
+    if value is not None:
+        return replace(row, predicted=value)
+    return replace(row, note=_no_trace(traced))
+
+
+def _no_trace(traced: Mapping[str, Any]) -> str:
+    return f"nothing to compare with: {traced.get('unknown') or traced.get('error') or 'the trace did not run'}"
 
 
 def _context(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
@@ -135,22 +183,31 @@ def _activations(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found)
         over = figures["peak"] - figures["cache"]
         share = f"{(over - row.predicted) / over:+.1%} of it" if over else ""
         return judged(row, over, f"fake tensors less the cache; {share}, largest: {_largest(figures)}")
-    return _against_trace(row, figures, found, f"trace_{row.name}")
+    return _against_trace(plan, row, figures, found, f"trace_{row.name}")
 
 
-def _against_trace(row: Row, figures: Mapping[str, Any], found: Found, name: str) -> Row:
+def _against_trace(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found, name: str) -> Row:
     """The peak of a forward that fitted, against the same on fake tensors."""
     traced = found.get(name, {})
     if figures["outcome"] != "fits":
         row = replace(row, predicted=traced.get("peak"), allowed=None)
         return replace(row, note=f"out of memory: {figures.get('said', '')}")
     if "peak" not in traced:
-        row = replace(row, allowed=None, note=str(traced.get("unknown") or traced.get("error") or "no trace"))
-        return judged(row, figures["peak"])
+        return _untraced(plan, row, figures["peak"], traced)
     done = judged(replace(row, predicted=traced["peak"]), figures["peak"])
     if done.holds is False:
         done = replace(done, note=f"largest on fake tensors: {_largest(traced)}")
     return done
+
+
+def _untraced(plan: Plan, row: Row, measured: int, traced: Mapping[str, Any]) -> Row:
+    """A peak that no trace predicts: a failed trace is a failure; one that cannot be made leaves the upper bound."""
+    if "unknown" not in traced:
+        return replace(row, measured=measured, holds=False, note=_no_trace(traced))
+    most = max((moment.held + moment.temporary for moment in plan.moments if moment.group == row.group), default=None)
+    held = most is not None and measured <= most
+    note = f"{_no_trace(traced)}; the upper bound is {short(most)}" if most is not None else _no_trace(traced)
+    return replace(row, measured=measured, allowed=None, holds=None if held else False, note=note)
 
 
 def _largest(traced: Mapping[str, Any]) -> str:
@@ -163,7 +220,7 @@ def _largest(traced: Mapping[str, Any]) -> str:
 def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
     name, _, field = row.name.partition(".")
     if field == "peak":
-        return _against_trace(row, figures, found, f"trace_{name}")
+        return _against_trace(plan, row, figures, found, f"trace_{name}")
     traced = found.get(f"trace_{name}", {})
     note = figures.get("said", "")
     if "peak" in traced:
@@ -174,7 +231,14 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
     if done.holds is False and figures["outcome"] == "fits":
         note = f"an unexpected pass: the peak was {short(figures['peak'])} over the weights; {note}"
         return replace(done, note=note)
-    if done.holds and figures["left"] > (0 if plan.device == "cpu" else WORKSPACES):
+    need = in_all(traced)
+    if need is not None and (need > plan.ceiling) != (row.predicted == "out_of_memory"):
+        side = "over" if need > plan.ceiling else "under"
+        note = f"the trace says {short(need)}, {side} the ceiling of {short(plan.ceiling)}: another outcome; {note}"
+        return replace(done, holds=False, note=note)
+    if need is None:
+        return replace(done, holds=False if "unknown" not in traced else done.holds, note=_no_trace(traced))
+    if done.holds and figures["left"]:
         return replace(done, holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
     return done
 
@@ -182,14 +246,42 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
 def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
     if row.name == "steps_cache":
         return judged(row, figures["held"] - figures["counters"])
+    if row.name.startswith("spare_long_"):
+        return (
+            judged(row, None) if "worst" not in figures else replace(row, predicted=figures["worst"], note="replayed")
+        )
+    if row.name.endswith("_below_dynamic"):
+        return _below(row, figures, found.get("steps_dynamic", {}))
     samples = figures["samples"]
-    seen = tuple({name: sample[name] for name in ("step", "total", "allocated", "reserved")} for sample in samples)
+    names = ("step", "total", "allocated", "blocks", "reserved", "inactive_split")
+    seen = tuple({name: sample.get(name) for name in names} for sample in samples)
     row = replace(row, samples=seen)
     if any(sample["reserved"] is None for sample in samples):
         return replace(row, note="this device has no caching allocator: nothing is reserved beside what is allocated")
-    spare = [sample["reserved"] - sample["total"] for sample in samples]
-    shown = ", ".join(f"{sample['step']:,}: {short(size)}" for sample, size in zip(samples, spare, strict=True))
-    return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
+    spare = _spare(figures)
+    if row.name.startswith("spare_"):
+        replayed = found.get(f"trace_steps_{row.name.removeprefix('spare_')}", {})
+        shown = ", ".join(f"{item['step']:,}: {short(size)}" for item, size in zip(samples, spare, strict=True))
+        row = replace(row, predicted=replayed.get("worst"))
+        return judged(row, max(spare), f"the worst of {len(spare)} looks, by step: {shown}")
+    note = f"reserved after empty_cache, and not allocated; meanwhile up to {short(max(spare))}"
+    return judged(row, figures["lost"], note)
+
+
+#: By how much a static cache or expandable segments may exceed a growing cache's unused memory: two large segments.
+_ORDER_SLACK = 2 * 20 * MIB
+
+
+def _spare(figures: Mapping[str, Any]) -> list[int]:
+    return [sample["reserved"] - sample.get("blocks", sample["total"]) for sample in figures["samples"]]
+
+
+def _below(row: Row, figures: Mapping[str, Any], dynamic: Mapping[str, Any]) -> Row:
+    if any(sample["reserved"] is None for sample in figures["samples"]) or "samples" not in dynamic:
+        return replace(row, note="this device has no caching allocator, or the growing cache was not measured")
+    one, other = max(_spare(figures)), max(_spare(dynamic))
+    word = "yes" if one <= other + _ORDER_SLACK else "no"
+    return judged(row, word, f"{short(one)} unused, {short(other)} with a growing cache")
 
 
 def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
@@ -203,8 +295,7 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
     if "users" in traced:
         row = replace(row, predicted=traced["users"])
     else:
-        why = f"{traced.get('unknown') or traced.get('error') or 'no trace'}; so the closed form: {closed.why}"
-        row = replace(row, predicted=closed.predicted, why=why)
+        row = replace(row, predicted=closed.predicted, why=f"{_no_trace(traced)}; so the closed form: {closed.why}")
     seen = tuple({"users": number, "fits": int(ran)} for number, ran in figures["tried"])
     done, notes = replace(judged(row, users), samples=seen), []
     if figures["capped"]:
@@ -212,8 +303,13 @@ def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row
         done = replace(done, holds=False)
     elif users > row.predicted:
         notes.append("more than predicted is suspicious: is the cache quantized, or the ceiling not held?")
+        done = replace(done, holds=False if "users" in traced else done.holds)
     elif users < row.predicted:
         notes.append(f"{row.predicted - users:,} below the prediction: {_gap(plan, figures, traced)}")
+        if row.predicted - users == 1 and plan.device != "cpu":
+            done = replace(done, holds=True)  # one user is more than the tolerance where there are few
+    if "users" not in traced and "unknown" not in traced:
+        done = replace(done, holds=False)
     if figures["peak"] is not None:
         over, spare = figures["peak"] - figures["weights"], plan.ceiling - figures["peak"]
         notes.append(f"peak {short(over)} over the weights, {short(spare)} unused")
@@ -239,8 +335,10 @@ def _edge_expected(plan: Plan, users: int, traced: Mapping[str, Any]) -> dict[st
     peak, cache = (traced.get(name, {}).get(str(users)) for name in ("peaks", "caches"))
     if peak is None or cache is None:
         return {}
-    unused = plan.ceiling - traced["weights"] - peak
-    return {"edge_cache": cache, "edge_spike": peak - cache, "edge_fragmentation": 0, "edge_unused": unused}
+    total = traced["weights"] + peak
+    reserved = traced.get("reserved", {}).get(str(users)) or total
+    parts = {"edge_cache": cache, "edge_spike": peak - cache}
+    return {**parts, "edge_fragmentation": reserved - total, "edge_unused": plan.ceiling - reserved}
 
 
 def _edge_part(plan: Plan, row: Row, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> Row:
@@ -284,4 +382,7 @@ _BY_GROUP: dict[str, Callable[[Plan, Row, Mapping[str, Any], Found], Row]] = {
     "break": _break,
     "fragmentation": _fragmentation,
     "edge": _edge,
+    "preflight": _preflight,
+    "sandwich": _sandwich,
+    "total": _total,
 }

@@ -112,15 +112,46 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
     kept, chosen = _chosen(plan, steps)
     found: dict[str, dict[str, Any]] = {}
     ended: list[guard.Outcome] = []
+    pool = available_on(kept.budget.machine) if settings.available is system.available else settings.available
     with lock.machine_lock(settings.lock, settings.wait):
         for part in _processes(kept, chosen):
-            outcome = _run(kept, [informed(step, found) for step in part], settings)
-            ended.append(outcome)
+            if _unproven(part, found):
+                found.update({_name(step): {"error": UNPROVEN} for step in part})
+                continue
+            before = pool()
+            outcome = _run(kept, [informed(step, found) for step in part], settings, found)
             found.update(_found(outcome))
-            if outcome.status == Status.REFUSED:
-                break
+            missing = guard.wait_until_back(before, pool) if outcome.status is not Status.REFUSED else 0
+            if missing:
+                outcome = replace(outcome, status=_worse(outcome.status), why=f"{outcome.why}; {_not_back(missing)}")
+            ended.append(outcome)
+            if outcome.status is not Status.DONE:
+                break  # a machine in trouble is left alone
             kept = kept.traced(found)  # what comes next is loaded for real
     return _compared(kept, found, ended)
+
+
+#: Why a breakage and an edge do not run where the ceiling does not hold.
+UNPROVEN = "not started: the ceiling was not held when it was tried with little memory, so nothing relies on it"
+
+
+def _unproven(part: Sequence[Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a process would rely on a ceiling that did not hold, or was not tried."""
+    relies = any(_group(step) in ("break", "edge", "sandwich") and not step["do"].startswith("trace") for step in part)
+    early = any(step["do"] == "preflight" for step in part)
+    return relies and not early and found.get("preflight", {}).get("outcome") != "held"
+
+
+def _worse(status: Status) -> Status:
+    return Status.CRASHED if status is Status.DONE else status
+
+
+def _not_back(size: int) -> str:
+    return f"{short(size)} of memory did not come back within {guard.BACK_SECONDS:.0f} s of its end"
+
+
+def _name(step: Mapping[str, Any]) -> str:
+    return str(step.get("name", step["do"]))
 
 
 @dataclass(frozen=True)
@@ -173,6 +204,10 @@ def measure_all(jobs: Sequence[Job], settings: Settings | None = None) -> list[C
 def _chosen(plan: Plan, steps: Iterable[str] | None) -> tuple[Plan, list[dict[str, Any]]]:
     """The plan with only the lines of some measurements, and the steps for them."""
     wanted = None if steps is None else set(steps)
+    if wanted is not None and wanted & {"break", "edge", "sandwich"}:
+        wanted |= {"preflight"}
+    if wanted is not None and "sandwich" in wanted:
+        wanted |= {"activations"}  # its trace says what is needed
     chosen = [step for step in plan.steps if wanted is None or _group(step) in wanted]
     return (plan if wanted is None else plan.only(wanted)), chosen
 
@@ -215,19 +250,27 @@ def _processes(plan: Plan, steps: list[dict[str, Any]]) -> list[list[dict[str, A
     """On the CPU one process for all; on a device one for each, and its traces in one before them."""
     if plan.device == "cpu":
         return [steps] if steps else []
-    early = [step for step in steps if step["do"].startswith("trace")]
-    return ([early] if early else []) + [[step] for step in steps if step not in early]
+    first = [step for step in steps if step["do"] == "preflight"]
+    traces = [step for step in steps if step["do"].startswith("trace")]
+    rest = [[step] for step in steps if step not in first and step not in traces]
+    return ([first] if first else []) + ([traces] if traces else []) + rest
 
 
-def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.Outcome:
+def _run(
+    plan: Plan, steps: list[dict[str, Any]], settings: Settings, found: Mapping[str, Mapping[str, Any]]
+) -> guard.Outcome:
     fake = all(step["do"].startswith("trace") for step in steps)
     # What must break breaks at the budget's ceiling; everything else stays under what it is predicted to take.
     own = plan.device == "cpu" or any(_group(step) in ("break", "edge") for step in steps)
+    small = all(step["do"] in ("preflight", "context", "second_context") for step in steps)
     environment = {name: value for step in steps for name, value in step.get("environment", {}).items()}
-    request = _request(plan, steps, settings, plan.ceiling if own else plan.peak + PROCESS)
+    environment |= device_environment(plan.device)
+    request = _request(plan, steps, settings, plan.ceiling if own else _roomy(plan, settings), found)
     allowed = limits(plan, settings)
     if fake:
         allowed = replace(allowed, peak=PROCESS)
+    elif small and plan.budget.machine.unified:
+        allowed = replace(allowed, peak=3 * PROCESS)
     elif plan.device == "cpu":
         allowed = _first(plan, steps, allowed)
     elif plan.device == "cuda" and not plan.budget.machine.unified:
@@ -248,13 +291,39 @@ def _run(plan: Plan, steps: list[dict[str, Any]], settings: Settings) -> guard.O
     return _refusal_of(outcome)
 
 
-def _request(plan: Plan, steps: list[dict[str, Any]], settings: Settings, ceiling: int) -> dict[str, Any]:
+def _roomy(plan: Plan, settings: Settings) -> int:
+    """A ceiling that a healthy measurement never meets: a quarter over its peak, for what the allocator reserves.
+
+    Never more than leaves the floor where CPU and GPU share the memory.
+    """
+    ceiling = plan.peak * 5 // 4 + PROCESS
+    free = settings.available()
+    if plan.budget.machine.unified and free is not None:
+        ceiling = min(ceiling, free - limits(plan, settings).floor)
+    return max(ceiling, plan.peak + PROCESS)
+
+
+def _request(
+    plan: Plan,
+    steps: list[dict[str, Any]],
+    settings: Settings,
+    ceiling: int,
+    found: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
     allowed = limits(plan, settings)
     start = {
         "weights": plan.weights,
         "moments": [astuple(moment) for moment in plan.moments],
         "beside": max(allowed.reserve, allowed.floor),
     }
+    figures = ("peak", "weights", "buffers")
+    start["traced"] = {
+        name: {key: item[key] for key in figures if key in item}
+        for name, item in (found or {}).items()
+        if name.startswith("trace") and "peak" in item
+    }
+    if plan.device == "cuda" and not plan.budget.machine.unified:
+        start |= {"pool": "card", "beside": PROCESS}
     if settings.available is not system.available:
         start["available"] = settings.available()
     return {
@@ -276,9 +345,17 @@ def available_on(machine: Machine) -> Callable[[], int | None]:
 
 def free_on_card() -> int | None:
     """Bytes that are free on the card that is measured on, by nvidia-smi; None where it does not say."""
-    here = system.System()
-    card = nvidia_smi.card(here)
-    return nvidia_smi.free(here, card.uuid) if card is not None else None
+    return nvidia_smi.card_free()
+
+
+def device_environment(device: str) -> dict[str, str]:
+    """What a worker on a device is started with: one card, by its UUID, and the kernels that the trace assumes."""
+    if device != "cuda":
+        return {}
+    card = nvidia_smi.card(system.System())
+    chosen = {"CUDA_VISIBLE_DEVICES": card.uuid} if card is not None else {}
+    # cuDNN's attention builds a graph for each length of the cache, which takes memory that no tensor shows
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", **chosen}
 
 
 def _refused_on_card(plan: Plan) -> str | None:
@@ -334,4 +411,4 @@ def _group(step: Mapping[str, Any]) -> str:
         return "activations"
     if name.endswith("context"):
         return "context"
-    return "fragmentation" if name.startswith("steps_") else name
+    return "fragmentation" if name.startswith(("steps_", "long_")) else name

@@ -9,29 +9,22 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from membudget.host.readings import Unknown
+from membudget.host.sources import snap
 from membudget.measure import models
-from membudget.measure.edge import Looking, find_edge
-from membudget.measure.fakes import Target
+from membudget.measure.early import Figures, Report, teller
+from membudget.measure.edge import find_edge
 from membudget.measure.meter import OUT_OF_MEMORY, Meter
 from membudget.measure.trace import (
     cache_tensors,
     counter_bytes,
     storage_bytes,
     storage_key,
-    trace,
-    trace_edge,
-    trace_served,
 )
-
-Report = Callable[[str, dict[str, Any]], None]
-Figures = dict[str, Any]
-#: Steps that run before the meter is on and before a model is loaded.
-EARLY = ("trace", "trace_served", "trace_edge")
 
 
 class Bench:
@@ -93,43 +86,6 @@ class Bench:
         for _ in range(steps):
             cache = models.cache_of(models.forward(self.load(), self.prompt(batch, 1), "last", cache))
         return cache
-
-
-def run_trace(request: dict[str, Any], step: dict[str, Any], report: Report) -> Figures:
-    """The peak of one forward on fake tensors, of a prompt in chunks, or the edge there (`membudget.measure.trace`)."""
-    options = {key: value for key, value in step.items() if key not in ("do", "name", "target")}
-    config, dtype = request["config"], request["dtype"]
-    given = step.get("target", {})
-    options["target"] = Target(given.get("device", "cpu"), tuple(given.get("capability", (9, 0))))
-    if step["do"] == "trace_edge":
-        return trace_edge(config, dtype=dtype, tell=_teller("trace_edge", report), **options)
-    ask: Callable[..., Figures] = trace_served if step["do"] == "trace_served" else trace
-    return ask(config, dtype=dtype, **options)
-
-
-def _teller(name: str, report: Report) -> Callable[[Looking], None]:
-    """Reports each try of a search before it is made."""
-    return lambda looking: report(name, {"looking": asdict(looking)})
-
-
-def context(bench: Bench, step: dict[str, Any]) -> Figures:
-    """What the first touch of the device takes beside any tensor, as the driver sees it."""
-    from membudget.host.readings import Unknown
-    from membudget.host.sources import snap
-
-    if bench.device != "cuda":
-        return {"unknown": "only CUDA has a context"}
-    before = snap("before")
-    torch.zeros(1, device="cuda")
-    bench.meter.settle()
-    after = snap("after")
-    process = after.fields["device_process"]
-    if isinstance(process, Unknown):
-        one, two = before.value("mem_available"), after.value("mem_available")
-        if not after.unified or one is None or two is None:
-            return {"unknown": process.reason}
-        process = one - two
-    return {"bytes": process - (bench.meter.reserved() or 0)}
 
 
 def weights(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -248,6 +204,59 @@ def peak(bench: Bench, step: dict[str, Any]) -> Figures:
     return found
 
 
+def sandwich(bench: Bench, step: dict[str, Any]) -> Figures:
+    """The same prefill under two ceilings, a little above and a little below what it is predicted to need.
+
+    step: batch, tokens, need (bytes in all: reserved on CUDA, live tensors on the CPU), percent.
+    """
+    if "need" not in step:
+        return {"unknown": "no trace says what it needs"}
+    bench.load()
+    found: Figures = {"need": step["need"]}
+    for name, percent in (("above", 100 + step["percent"]), ("below", 100 - step["percent"])):
+        bench.meter.settle()
+        bench.meter.set_ceiling(step["need"] * percent // 100)
+        try:
+            with torch.no_grad():
+                kept = bench.prefill(step["batch"], step["tokens"])
+                bench.meter.synchronize()
+            found[name] = "fits"
+            del kept
+        except OUT_OF_MEMORY as error:
+            found[name], found[f"{name}_said"] = "out_of_memory", str(error).splitlines()[0][:300]
+            del error
+        gc.collect()
+    if bench.request.get("ceiling"):
+        bench.meter.set_ceiling(bench.request["ceiling"])
+    return found
+
+
+def total(bench: Bench, step: dict[str, Any]) -> Figures:
+    """The budget itself: all its users' prompts and some steps.  Bytes at their peak by three ledgers.
+
+    allocator: what tensors asked for, weights included.  reserved: segments.  process: NVML's figure of this process
+    while the cache is there.  fell: by how much what is usable on the device fell since before the model was loaded.
+    """
+    before = snap("before").usable
+    bench.load()
+    bench.meter.settle()
+    bench.meter.reset_peak()
+    prompt = step["tokens"] - step["decode"]
+    with torch.no_grad():
+        cache = bench.prefill(step["batch"], prompt, chunk=step.get("chunk", 0))
+        cache = bench.decode(step["batch"], step["decode"], cache)
+        bench.meter.synchronize()
+    found: Figures = {"allocator": bench.meter.peak(), "reserved": bench.meter.peak_reserved()}
+    at = snap("loaded")
+    process, usable = at.fields["device_process"], at.usable
+    found["process"] = None if isinstance(process, Unknown) else process
+    known = not isinstance(before, Unknown) and not isinstance(usable, Unknown)
+    found["fell"] = before - usable if known else None  # type: ignore[operator]
+    found["cache"] = storage_bytes(cache_tensors(cache))
+    del cache
+    return found
+
+
 def fragmentation(bench: Bench, step: dict[str, Any]) -> Figures:
     """Many single-token steps: allocated and reserved every so often.
 
@@ -272,15 +281,20 @@ def fragmentation(bench: Bench, step: dict[str, Any]) -> Figures:
                     "step": number,
                     "total": total,
                     "allocated": total - base,
+                    "blocks": bench.meter.blocks(),
                     "reserved": bench.meter.reserved(),
+                    "inactive_split": bench.meter.inactive_split(),
                 }
                 samples.append(sample)
                 bench.report("fragmentation", sample)
     tensors = cache_tensors(cache)
     held = {"held": storage_bytes(tensors), "counters": counter_bytes(tensors)}
     highest = bench.meter.peak() - base
+    bench.meter.settle()  # what is reserved now beside what is allocated is lost for good
+    reserved = bench.meter.reserved()
+    lost = None if reserved is None else reserved - bench.meter.blocks()
     del cache, tensors
-    return {"samples": samples, **held, "peak": highest, "left": bench.meter.settle() - base}
+    return {"samples": samples, **held, "peak": highest, "lost": lost, "left": bench.meter.settle() - base}
 
 
 def edge(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -311,11 +325,11 @@ def edge(bench: Bench, step: dict[str, Any]) -> Figures:
             seen[batch] = {"peak": bench.meter.peak(), "reserved": bench.meter.peak_reserved(), "cache": kept}
         left = bench.meter.settle()
         bench.report("edge", {"batch": batch, "fits": ran, "left": left - base})
-        if left > base + step.get("slack", 0):
+        if left > base:
             raise RuntimeError(f"after {batch} prompts {left - base:,} bytes stayed allocated")
         return ran
 
-    found = find_edge(fits, step["near"], step["most"], _teller("edge", bench.report))
+    found = find_edge(fits, step["near"], step["most"], teller("edge", bench.report))
     at = seen.get(found.most, {})
     return {
         "users": found.most,
@@ -326,21 +340,6 @@ def edge(bench: Bench, step: dict[str, Any]) -> Figures:
         "cache": at.get("cache"),
         "weights": base,
     }
-
-
-def second_context(bench: Bench, step: dict[str, Any]) -> Figures:
-    """What two processes that touched the device hold there, beside what one held (`membudget.measure.contexts`)."""
-    from membudget.host.sources import Sources
-    from membudget.measure import contexts
-
-    if bench.device != "cuda":
-        return {"unknown": "only CUDA has a context"}
-
-    def touch() -> None:
-        bench.kept = torch.zeros(1, device="cuda")
-        bench.meter.synchronize()
-
-    return contexts.compare(Sources(), touch, contexts.another)
 
 
 def claim(bench: Bench, step: dict[str, Any]) -> Figures:
@@ -367,13 +366,13 @@ def claim(bench: Bench, step: dict[str, Any]) -> Figures:
 
 
 STEPS: dict[str, Callable[[Bench, dict[str, Any]], Figures]] = {
-    "context": context,
-    "second_context": second_context,
     "weights": weights,
     "growth": growth,
     "static": static,
     "peak": peak,
     "fragmentation": fragmentation,
+    "sandwich": sandwich,
+    "total": total,
     "edge": edge,
     "claim": claim,
 }

@@ -76,16 +76,18 @@ def trace_served(
     chunk: int = 0,
     dtype: str = "bf16",
     round_to: int = 1,
+    reserve: bool = False,
     target: Target = CPU,
 ) -> dict[str, Any]:
     """The peak over the weights of `batch` prompts, in chunks, and `decode` steps; `tokens` are all of them.
 
-    Returns weights, buffers (not in the peak), peak and cache, in bytes; for CUDA reserved, as `trace` does.
+    Returns weights, buffers (not in the peak), peak and cache, in bytes; with `reserve` reserved for CUDA, as `trace`
+    does, which takes every chunk.
     """
 
     def run(device: str) -> dict[str, Any]:
         made = fused(raw, dtype, target, device)
-        allocator = _allocator(made)
+        allocator = _allocator(made) if reserve else None
         served = _served(made, batch, tokens, decode, round_to, chunk, allocator)
         return {**_about(made, allocator), "peak": served.peak, "cache": served.cache}
 

@@ -19,6 +19,13 @@ from typing import Any
 from membudget.host.sources import snap
 
 _PR_SET_PDEATHSIG = 1
+#: Settings that change what a device's libraries allocate: kept beside the versions.
+RECORDED = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
 
 
 def main() -> int:
@@ -82,10 +89,11 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
     """
     import torch
 
+    from membudget.measure.early import EARLY, run_early
     from membudget.measure.edge import informed
     from membudget.measure.meter import meter
     from membudget.measure.models import CannotBuild
-    from membudget.measure.steps import EARLY, STEPS, Bench, run_trace
+    from membudget.measure.steps import STEPS, Bench
 
     _quiet(torch, request["device"])
     say.stage("ready", {"versions": _versions()})
@@ -100,7 +108,7 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
         say.stage(name, {"begins": True})
         try:
             if step["do"] in EARLY:
-                found[name] = run_trace(request, step, say.stage)
+                found[name] = run_early(request, step, say.stage)
             else:
                 if bench is None:
                     bench = Bench(request, meter(request["device"], request.get("ceiling")), say.stage)
@@ -118,15 +126,19 @@ def answer(request: dict[str, Any], say: _Voice) -> dict[str, Any]:
 
 def _too_much(request: dict[str, Any], found: dict[str, Any]) -> str | None:
     """Why nothing is loaded, after what the trace found: predicted peak and what is available; None where it may be."""
-    from membudget.host import system
+    from membudget.host import nvidia_smi, system
     from membudget.measure import guard
     from membudget.measure.need import Moment, needed
 
     start = request.get("start")
     if start is None:
         return None
-    need = needed(start["weights"], [Moment(*moment) for moment in start["moments"]], found)
-    here = start["available"] if "available" in start else system.available()
+    known = {**start.get("traced", {}), **found}
+    need = needed(start["weights"], [Moment(*moment) for moment in start["moments"]], known)
+    if "available" in start:
+        here = start["available"]
+    else:  # a card has memory of its own, and the host's says nothing about it
+        here = nvidia_smi.card_free() if start.get("pool") == "card" else system.available()
     reason = guard.refusal(guard.Limits(need.bytes, start["beside"], 0, 0.0), here)
     return f"{reason}; the peak is of {need.why}" if reason else None
 
@@ -155,7 +167,8 @@ def _versions() -> dict[str, str]:
 
     found = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
     cuda = getattr(torch.version, "cuda", None)
-    return {**found, "cuda": str(cuda)} if cuda else found
+    settings = {name: os.environ[name] for name in RECORDED if os.environ.get(name)}
+    return {**found, **({"cuda": str(cuda)} if cuda else {}), **settings}
 
 
 def _quiet(torch: Any, device: str) -> None:

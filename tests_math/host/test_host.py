@@ -49,10 +49,10 @@ def tiny() -> measure.Plan:
 
 
 def test_a_cpu_budget_on_a_spark_leaves_what_a_spark_needs(spark: None) -> None:
-    """The CPU's memory is the GPU's too: 12 GiB must stay free, not the one of other hosts."""
-    assert limits(tiny()).floor == 12 * GIB
-    assert "12.00 GiB reserve" in (refused(tiny(), Settings(available=lambda: 12 * GIB)) or "")
-    assert refused(tiny(), Settings(available=lambda: 14 * GIB)) is None
+    """The CPU's memory is the GPU's too: 20 GiB must stay free, not the one of other hosts."""
+    assert limits(tiny()).floor == 20 * GIB
+    assert "20.00 GiB reserve" in (refused(tiny(), Settings(available=lambda: 20 * GIB)) or "")
+    assert refused(tiny(), Settings(available=lambda: 22 * GIB)) is None
 
 
 def test_a_cpu_budget_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_machine_file_makes_a_spark_no_smaller(spark: None, tmp_path: Path) ->
     made = serve.serving(file.budgets[0], "vllm")
     assert made.claim == 60 * GIB * 92 // 100
     assert serve.limits(made).peak == int(TOTAL * 0.92)
-    # an idle Spark: 113.07 GiB available, 111.95 + 12 needed
+    # an idle Spark: 113.07 GiB available, 111.95 + 20 needed
     why = serve.refused(made, lambda: 118_566_368 * 1024)
     assert why is not None
     assert "gpu_memory_utilization 0.92 of the 121.69 GiB" in why

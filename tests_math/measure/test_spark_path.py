@@ -22,6 +22,7 @@ from membudget.measure import guard
 from membudget.measure.comparison import Comparison, Row
 from membudget.measure.plan import EDGE_PARTS, CannotMeasure, plan
 from membudget.measure.run import Settings, limits, measure, refused
+from membudget.measure.status import Status
 from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
 
@@ -71,10 +72,17 @@ class Spark:
             name = step.get("name", step["do"])
             figures = self.changes.get(name) or self._answer(name, step)
             stages.append({"stage": name, "found": figures, "readings": {"mem_available": IDLE}})
-        return guard.Outcome("done", "done", {}, tuple(stages), "", IDLE - 30 * GIB, 60.0, 0)
+        return guard.Outcome(Status.DONE, "done", {}, tuple(stages), "", IDLE - 30 * GIB, 60.0, 0)
 
     def _answer(self, name: str, step: Mapping[str, Any]) -> dict[str, Any]:
         kept = WEIGHTS + 512
+        if name == "preflight":
+            return {"outcome": "held", "said": "CUDA out of memory", "fell": step["fits"]}
+        if name == "sandwich":
+            return {"need": step["need"], "above": "fits", "below": "out_of_memory"}
+        if name == "total":
+            live = kept + 2_051_080_192
+            return {"allocator": live, "reserved": live, "process": live + CONTEXT, "fell": live + CONTEXT, "cache": 0}
         if name == "context":
             return {"bytes": CONTEXT}
         if name == "second_context":
@@ -96,18 +104,27 @@ class Spark:
         if name == "edge":
             return edge(step["near"], 39 * GIB)
         if name == "trace_edge":
-            return {"users": step["near"], "peaks": {}, "caches": {}, "tried": [], "weights": kept}
+            return {"users": step["near"], "peaks": {}, "caches": {}, "tried": [], "weights": kept, "reserved": {}}
+        if step["do"] == "trace_steps":
+            return {"worst": 300 * MIB, "lost": 200 * MIB, "samples": []}
         if name.startswith("trace"):
-            return {"peak": 2_051_080_192, "cache": 2**30, "buffers": 512, "live": []}
+            needs = {"weights": WEIGHTS, "buffers": 512, "peak": 2_051_080_192}
+            if step.get("attention") == "eager":
+                needs["peak"] = 89_397_526_528
+            if "users" in step:
+                return {**needs, "users": step["near"]}
+            return {**needs, "cache": 2**30, "live": []}
         if name.startswith("steps"):
             size = step["batch"] * step["steps"] * TOKEN
             sample = {
                 "step": step["steps"],
                 "total": kept + size,
                 "allocated": size,
+                "blocks": kept + size,
                 "reserved": kept + size + 300 * MIB,
+                "inactive_split": 0,
             }
-            return {"samples": [sample], "held": size, "counters": 0, "peak": size, "left": 0}
+            return {"samples": [sample], "held": size, "counters": 0, "peak": size, "left": 0, "lost": 200 * MIB}
         tokens = step["tokens"]
         logits = tokens * 128_256 * 2
         outcome = "out_of_memory" if step["attention"] == "eager" else "fits"
@@ -134,13 +151,14 @@ def test_a_sparks_answers_hold(llama: Budget, monkeypatch: pytest.MonkeyPatch, t
     assert _row(comparison, "cuda_context").measured == CONTEXT
     assert _row(comparison, "logits").measured == 8192 * 128_256 * 2
     assert _row(comparison, "break[0].outcome").verdict == "ok"
-    assert _row(comparison, "fragmentation_dynamic").measured == 300 * MIB
+    assert _row(comparison, "fragmentation_dynamic").measured == 200 * MIB
+    assert _row(comparison, "spare_dynamic").off == 0
 
 
 def test_every_measurement_has_a_process_under_a_floor(
     llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On unified memory each step runs alone, with the 12 GiB floor and the budget's own ceiling."""
+    """On unified memory each step runs alone, with the 20 GiB floor and the budget's own ceiling."""
     spark = Spark()
     _measured(llama, monkeypatch, tmp_path, spark)
     real = [request for request in spark.requests if not request["steps"][0]["do"].startswith("trace")]
@@ -151,7 +169,7 @@ def test_every_measurement_has_a_process_under_a_floor(
     assert all(request["ceiling"] >= 40 * GIB for request in real)
     expandable = [request for request in real if "environment" in request["steps"][0]]
     assert len(expandable) == 1
-    assert {allowed.floor for allowed in spark.limits} == {12 * GIB}
+    assert {allowed.floor for allowed in spark.limits} == {20 * GIB}
 
 
 def test_doubled_cache_on_a_spark(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -201,11 +219,11 @@ def test_more_users_than_predicted_is_suspicious(
 def test_starts_on_an_idle_spark_only(llama: Budget) -> None:
     """115.65 GiB available: it may start; 40 GiB: it may not, and both numbers are said."""
     made = plan(llama, "cuda")
-    assert limits(made).floor == 12 * GIB
+    assert limits(made).floor == 20 * GIB
     assert refused(made, Settings(available=lambda: IDLE)) is None
     reason = refused(made, Settings(available=lambda: 40 * GIB))
     assert reason == (
-        "needs 53.00 GiB (40.00 GiB predicted peak + 1.00 GiB process + 12.00 GiB reserve), 40.00 GiB is available; "
+        "needs 61.00 GiB (40.00 GiB predicted peak + 1.00 GiB process + 20.00 GiB reserve), 40.00 GiB is available; "
         "the peak is of the break lines, up to their ceiling"
     )
 
@@ -235,8 +253,8 @@ def test_the_trace_refuses_what_the_closed_form_lets_start(
     cache = 8192 * 98_304  # 48 layers x 2 x 4 heads x 128 x 2 bytes
     closed = MIXTURE_WEIGHTS + cache + form
     assert made.weights == MIXTURE_WEIGHTS
-    available = closed + GIB + 12 * GIB + 256 * MIB
-    assert guard.refusal(guard.Limits(closed + GIB, 12 * GIB, 12 * GIB, 1.0), available) is None
+    available = closed + GIB + 20 * GIB + 256 * MIB
+    assert guard.refusal(guard.Limits(closed + GIB, 20 * GIB, 20 * GIB, 1.0), available) is None
 
     traced = {"peak": MIXTURE_PEAK, "weights": MIXTURE_WEIGHTS, "buffers": 512}
     spark = Spark(trace_growth=traced)
@@ -261,7 +279,7 @@ def _guarded(spark: Spark) -> Any:
     def run(command: Sequence[str], request: Mapping[str, Any], allowed: guard.Limits, **more: Any) -> guard.Outcome:
         reason = guard.refusal(allowed, more["available"]())
         if reason is not None:
-            return guard.Outcome("refused", f"not started: {reason}", None, (), "", None, 0.0, None)
+            return guard.Outcome(Status.REFUSED, f"not started: {reason}", None, (), "", None, 0.0, None)
         return spark(command, request, allowed, **more)
 
     return run

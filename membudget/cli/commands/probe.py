@@ -13,12 +13,13 @@ from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
 from membudget.data.defaults import MAX_CTX
 from membudget.measure.comparison import Comparison
-from membudget.units import GIB, gib
+from membudget.units import gib
 
 #: The groups of lines that a plan may have.
-GROUPS = ("context", "weights", "growth", "static", "activations", "break", "fragmentation", "edge")
-#: The lowest floor on unified memory: MemAvailable fell from 23.8 to 6.3 GiB in 5 s (vllm-project/vllm/issues/56824).
-LEAST_UNIFIED = 4 * GIB
+GROUPS = (
+    "preflight", "context", "weights", "growth", "static", "activations", "sandwich", "total", "break", "fragmentation",
+    "edge",
+)  # fmt: skip
 
 
 def options(parser: Declares) -> None:
@@ -28,7 +29,7 @@ def options(parser: Declares) -> None:
     add("--machines", metavar="FILE", action="append", help="a YAML table of your own machines (repeatable)")
     add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
     add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
-    add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 12 GiB where unified")
+    add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 20 GiB where unified")
     add("--chunk", metavar="N", help="the edge prefills N tokens of each prompt at a time; default: all at once")
     add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
 
@@ -39,6 +40,7 @@ def run(args: Arguments) -> Result:
         return _look()
     from membudget.budgets.file import NoBudgets, Sources
     from membudget.host import shared as host
+    from membudget.host.limits import LEAST_UNIFIED_FLOOR
     from membudget.measure.plan import CannotMeasure, plan
     from membudget.measure.progress import Progress
     from membudget.measure.run import Settings, device_of, measure, outlook
@@ -67,12 +69,12 @@ def run(args: Arguments) -> Result:
             reasons.append(f"{budget.id}: {error}")
             continue
         shared = (made.device != "cpu" and budget.machine.unified) or host.shares_memory()
-        if floor is not None and floor < LEAST_UNIFIED and shared:
+        if floor is not None and floor < LEAST_UNIFIED_FLOOR and shared:
             where = "here" if host.shares_memory() else f"on {budget.machine.name}"
             raise InputError(
-                f"--floor: {short_repr(args.floor)} is refused; allowed is {gib(LEAST_UNIFIED)} or more where CPU and "
-                f"GPU share the memory, as {where}: what is available was seen to fall by 3.5 GiB a second, and a host "
-                "that runs out hangs. Leave --floor out for 12 GiB"
+                f"--floor: {short_repr(args.floor)} is refused; allowed is {gib(LEAST_UNIFIED_FLOOR)} or more where "
+                f"CPU and GPU share the memory, as {where}: available memory was seen to fall by 14 GiB a second, and "
+                "a host that runs out hangs. Leave --floor out for 20 GiB"
             )
         if args.dry_run:
             starts, now = outlook(made, settings)
