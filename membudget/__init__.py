@@ -10,7 +10,8 @@
 `Ledger` has every line with its formula, `verdict` in a sentence, `suggestions` of what would make it fit, and
 `as_json()`.
 `load_budgets(["budgets"])` reads budget files; `predict(budget)` is the ledger of one.  In a test, ask for the pytest
-fixture `budget`.  Nothing is imported before its name is used.
+fixture `budget`.  `snap("loaded")` reads this machine's memory at that moment, for a notebook.
+Nothing is imported before its name is used.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "load_budgets",
     "plan",
     "predict",
+    "snap",
 ]
 
 #: Name: (module, its name there).
@@ -47,12 +49,14 @@ _PLACES = {
     "load_budgets": ("planning.load", "load"),
     "plan": ("api", "plan"),
     "predict": ("planning.ledger", "predict"),
+    "snap": ("host.sources", "snap"),
 }
 
 if TYPE_CHECKING:
     from membudget.api import plan
     from membudget.budgets.budget import Budget
     from membudget.errors import MembudgetError
+    from membudget.host.sources import snap
     from membudget.machines import Machine
     from membudget.model import ConfigError, Model, build
     from membudget.planning.ledger import Ledger, Line, predict

@@ -93,9 +93,12 @@ def check(request: pytest.FixtureRequest, budget: Budget) -> Callable[..., list[
         comparison = _measured(request, budget)
         rows = comparison.of(*groups)
         record(rows)
-        if comparison.status == "refused":
+        broken = any(row.holds is False for row in rows)
+        refused = comparison.status == "refused"
+        # what failed before the refusal has failed
+        if refused and not broken and _lost(rows):
             pytest.skip(comparison.why)
-        if any(row.holds is False for row in rows) or (comparison.status != "done" and _lost(rows)):
+        if broken or (comparison.status != "done" and not refused and _lost(rows)):
             where = f"{budget.file}:{budget.line}"
             rerun = request.getfixturevalue("membudget_rerun")
             about = _subject(budget)

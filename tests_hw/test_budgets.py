@@ -37,9 +37,19 @@ def test_activations(budget: Budget, check: Check) -> None:
         assert every.measured >= last.measured
 
 
+def test_sandwich(budget: Budget, check: Check) -> None:
+    """A prefill fits with 3% more than it is predicted to need, and is out of memory with 3% less."""
+    check("preflight", "sandwich")
+
+
+def test_total(budget: Budget, check: Check) -> None:
+    """All of the budget's users at once take what is predicted, by the allocator, the driver and the system."""
+    check("total")
+
+
 def test_breakages(budget: Budget, check: Check) -> None:
     """Under our own ceiling what must run out of memory does, and what must fit does; an unexpected pass fails."""
-    check("break")
+    check("preflight", "break")
 
 
 def test_fragmentation(budget: Budget, check: Check) -> None:
@@ -49,4 +59,4 @@ def test_fragmentation(budget: Budget, check: Check) -> None:
 
 def test_edge(budget: Budget, check: Check) -> None:
     """The most prompts at once under the ceiling are as many as predicted, found by trying."""
-    check("edge")
+    check("preflight", "edge")

@@ -9,8 +9,11 @@ they stand beside the others and are never added to them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from membudget.units import both
 
 #: What drivers write for a figure they do not have; any case, with or without brackets.
 _NOT_A_NUMBER = ("n/a", "not supported", "not_supported", "unknown error", "insufficient permissions", "unknown")
@@ -87,6 +90,15 @@ class Snapshot:
         if available is None or free is None:
             return Unknown("MemAvailable or the driver's free is unknown")
         return max(0, available - free)
+
+    def __str__(self) -> str:
+        """What a notebook shows: every figure that is known, a line each."""
+        known = [(name, item) for name, item in self.fields.items() if not isinstance(item, Unknown)]
+        unit: dict[str, Callable[[int], str]] = {
+            "gpu_temperature": lambda item: f"{item} C",
+            "memory_pressure": lambda item: f"{item / 1000:.2f} %",
+        }
+        return "\n".join([self.label, *(f"  {name:<21} {unit.get(name, both)(item)}" for name, item in known)])
 
     def as_json(self) -> dict[str, Any]:
         """Figures by name, unknown ones as {"unknown": reason}."""

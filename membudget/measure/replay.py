@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from membudget.measure import models
-from membudget.measure.allocator import Block, CachingAllocator
+from membudget.measure.allocator import Block, CachingAllocator, OutOfMemory
 from membudget.measure.fakes import Fake, Target, fused, on_target
 
 #: Cached tokens at the three steps that are recorded.
@@ -84,7 +84,7 @@ def trace_steps(
     """`steps` single-token steps of `batch` sequences from an empty cache, replayed on a simulated CUDA device.
 
     cache: dynamic or static.  Returns samples (step, allocated, requested, reserved, inactive_split: bytes), worst (the
-    most reserved beside allocated), lost (the same after empty_cache, at the end), ooms and retries.
+    most reserved beside allocated), lost (the same after empty_cache, at the end), out_of_memory_at (a step), retries.
     Raises `CannotBuild` where steps differ in more than sizes (a window that fills, a state that is made).
     """
     target = target or Target("cuda")
@@ -143,15 +143,20 @@ def _replay(device: CachingAllocator, first: list[int], events: list[Event], ste
     before: dict[int, Block] = {}
     samples = []
     worst = 0
+    broke: int | None = None
     for step in range(1, steps + 1):
         now: dict[int, Block] = {}
-        for event in events:
-            if event.age is None:
-                now[event.number] = device.malloc(max(event.size + event.slope * step, 1))
-            else:
-                block = (now if event.age == 0 else before).pop(event.number, None)
-                if block is not None:
-                    device.free(block)
+        try:
+            for event in events:
+                if event.age is None:
+                    now[event.number] = device.malloc(max(event.size + event.slope * step, 1))
+                else:
+                    block = (now if event.age == 0 else before).pop(event.number, None)
+                    if block is not None:
+                        device.free(block)
+        except OutOfMemory:
+            broke = step
+            break
         before = now
         if step % every == 0:
             stats = device.stats
@@ -170,6 +175,7 @@ def _replay(device: CachingAllocator, first: list[int], events: list[Event], ste
     return {
         "samples": samples,
         "worst": worst,
+        "out_of_memory_at": broke,
         "lost": device.reserved - device.allocated,
         "peak_reserved": device.stats.peak_reserved,
         "retries": device.stats.retries,

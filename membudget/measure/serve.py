@@ -33,6 +33,7 @@ from membudget.host import system
 from membudget.host.limits import default_floor
 from membudget.measure import guard, lock
 from membudget.measure.comparison import Comparison, Row, Unit, judged
+from membudget.measure.container import contained
 from membudget.measure.run import free_on_card
 from membudget.measure.status import Status
 from membudget.planning.capacity import engine_limit
@@ -87,6 +88,7 @@ def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]
             "the vLLM command is empty; allowed: a python that has vLLM, `vllm`, or a container's command"
         )
     if len(words) > 1:
+        contained(words, "")  # refused here where it could not be killed
         return [*words, "--model", model, *arguments]
     if os.path.basename(words[0]) == "vllm":
         return [words[0], "serve", model, *arguments]
@@ -302,11 +304,15 @@ def serve(
             with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
                 json.dump(made.budget.model.config.raw, file)
             command = [folder if word == made.model else word for word in command]
+        # a container reads the model at the same path as we do
+        inside = contained(command, folder, [folder if made.dummy else os.path.abspath(made.model)])
+        command = list(inside.command)
         log = os.path.join(folder, "vllm.log")
         own = limits(made)
         request = {"command": command, "log": log, "seconds": own.seconds - 30, "name": "membudget"}
         outcome = guard.run(
             [sys.executable, "-u", "-m", "membudget.measure.server"], request, own, available=available, report=report,
+            container=inside.container,
             environment={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **(environment or {})},
         )  # fmt: skip
         tail = _tail(log)

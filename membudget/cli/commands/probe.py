@@ -13,6 +13,7 @@ from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
 from membudget.data.defaults import MAX_CTX
 from membudget.measure.comparison import Comparison
+from membudget.measure.stages import stage_table, stages
 from membudget.units import gib
 
 #: The groups of lines that a plan may have.
@@ -31,6 +32,7 @@ def options(parser: Declares) -> None:
     add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
     add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 20 GiB where unified")
     add("--chunk", metavar="N", help="the edge prefills N tokens of each prompt at a time; default: all at once")
+    add("--learn", action="store_true", help="keep what was measured with its machine, for the next plan")
     add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
 
 
@@ -81,8 +83,28 @@ def run(args: Arguments) -> Result:
             plans.append({"budget": budget.id, "refused": None if starts else now, "now": now, "text": made.text()})
             continue
         _needs(made.device)
-        done.append(measure(made, settings, args.only))
+        comparison = measure(made, settings, args.only)
+        done.append(comparison)
+        if args.learn:
+            reasons += _learn(budget.machine.name, comparison)
     return _answer(done, plans, reasons)
+
+
+#: The kind of `membudget.machines.measured` that --learn writes.
+OVERHEAD = "overhead"
+
+
+def _learn(machine: str, comparison: Comparison) -> list[str]:
+    """Keep what this machine takes beside weights, cache and steps; a sentence where nothing was measured."""
+    from membudget.machines import measured
+
+    rows = {row.name: row.measured for row in comparison.rows}
+    found = {"cuda_context": rows.get("cuda_context"), "fragmentation": rows.get("spare_dynamic")}
+    known = {name: size for name, size in found.items() if isinstance(size, int)}
+    if not known:
+        return [f"{comparison.budget}: nothing to learn, neither a context nor fragmentation was measured"]
+    measured.add(machine, OVERHEAD, {**known, "budget": comparison.budget, "versions": dict(comparison.versions)})
+    return []
 
 
 def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[str]) -> Result:
@@ -97,6 +119,7 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
                 "status": item.status,
                 "why": item.why,
                 "lines": [row.as_json() for row in item.rows],
+                "stages": stages(item.readings),
                 "seconds": round(item.seconds, 1),
                 "lowest_available": item.lowest,
             }
@@ -111,6 +134,7 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
         text += [f"{item.budget}: {item.status}{': ' + item.why if item.why else ''}", *lines(item.rows)]
         text += samples.lines(item.rows, blocks)
         text += [f"  {row.name}: {row.note}" for row in item.broken]
+        text += stage_table(item.readings)
         text += [item.detail] if item.detail else []
     text += [f"not measured: {reason}" for reason in reasons]
     code = 0

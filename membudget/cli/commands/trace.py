@@ -5,11 +5,12 @@ The model runs on fake tensors in a guarded process. Exit code 0: traced; 3: tor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
-from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument
+from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
 from membudget.data.defaults import MAX_CTX
 from membudget.measure.guard import Outcome
 from membudget.model import Model
@@ -30,6 +31,9 @@ def options(parser: Declares) -> None:
     add("--logits", choices=("last", "all"), default="last", help="positions whose logits are kept; default: last")
     add("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="of weights and cache; default: bf16")
     add("--round-to", metavar="BYTES", default="1", help="count storages in multiples; 512 is CUDA's; default: 1")
+    add("--allocator", choices=("cuda", "cuda-expandable"), help="decode steps on torch's CUDA allocator, simulated")
+    add("--steps", metavar="N", default="4000", help="single-token steps, with --allocator; default: 4000")
+    add("--ceiling", metavar="SIZE", help="what the allocator may reserve, with --allocator; default: no limit")
     add("--timeout", metavar="SECONDS", default="900", help="default: 900")
 
 
@@ -55,6 +59,8 @@ def run(args: Arguments) -> Result:
     lacks = missing("transformers")
     if lacks:
         raise NotHere(str(lacks), code=lacks.code)
+    if args.allocator:
+        return _allocator(args, model.name, found.config.raw, batch, limits)
     outcome = run_step(step, found.config.raw, args.dtype, limits)
     traced = _figures(outcome)
     form = _closed_form(model, args, tokens, batch)
@@ -75,6 +81,52 @@ def run(args: Arguments) -> Result:
         "seconds": round(outcome.seconds, 1),
     }
     return Result(0, document, lambda: _text(document))
+
+
+def _allocator(args: Arguments, name: str, raw: Mapping[str, Any], batch: int, limits: Any) -> Result:
+    """Decode steps of a growing and of a static cache, replayed on the simulated allocator."""
+    from membudget.measure.run import run_step
+
+    steps = count("--steps", args.steps, MAX_CTX)
+    ceiling = size("--ceiling", args.ceiling) if args.ceiling else None
+    document: dict[str, Any] = {"model": name, "batch": batch, "steps": steps, "ceiling": ceiling, "dtype": args.dtype}
+    document["allocator"] = args.allocator
+    for cache in ("dynamic", "static"):
+        step = {
+            "do": "trace_steps", "name": "trace", "batch": batch, "steps": steps, "every": max(1, steps // 32),
+            "cache": cache, "expandable": args.allocator == "cuda-expandable", "ceiling": ceiling,
+            "target": {"device": "cuda"},
+        }  # fmt: skip
+        document[cache] = _figures(run_step(step, raw, args.dtype, limits))
+    return Result(0, document, lambda: _drawn(document))
+
+
+def _drawn(found: dict[str, Any]) -> str:
+    from membudget.text.terminal import Terminal, table
+
+    blocks = "▁▂▃▄▅▆▇█" if Terminal.of().unicode else " .:-=+*#"
+    lines = [f"{found['model']}, {found['dtype']}, {found['batch']:,} sequences, {found['steps']:,} single tokens", ""]
+    rows: list[tuple[str, ...]] = [
+        ("cache", "allocated", "reserved", "unused, most", "left after empty_cache", "out of memory")
+    ]
+    for cache in ("dynamic", "static"):
+        figures = found[cache]
+        last = figures["samples"][-1] if figures["samples"] else {"allocated": 0, "reserved": 0}
+        at = f"at step {figures['out_of_memory_at']:,}" if figures.get("out_of_memory_at") else "no"
+        sizes = (last["allocated"], last["reserved"], figures["worst"], figures["lost"])
+        rows.append((cache, *(short(size) for size in sizes), at))
+    lines += table(rows, "<>>>><")
+    for cache in ("dynamic", "static"):
+        unused = [sample["reserved"] - sample["allocated"] for sample in found[cache]["samples"]]
+        most = max([*unused, 1])
+        drawn = "".join(blocks[min(len(blocks) - 1, size * len(blocks) // most)] for size in unused)
+        lines.append(f"unused by step, {cache:<8} {drawn}")
+    return "\n".join([*lines, "", f"torch's CUDA caching allocator, simulated; attention: {_kernels(found)}"])
+
+
+def _kernels(found: dict[str, Any]) -> str:
+    names = sorted({name for cache in ("dynamic", "static") for name in found[cache].get("kernels", {})})
+    return ", ".join(names) or "eager"
 
 
 def _closed_form(model: Model, args: Arguments, tokens: int, batch: int) -> Any:
