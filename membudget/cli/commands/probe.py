@@ -96,14 +96,14 @@ OVERHEAD = "overhead"
 
 def _learn(machine: str, comparison: Comparison) -> list[str]:
     """Keep what this machine takes beside weights, cache and steps; a sentence where nothing was measured."""
-    from membudget.machines import measured
+    from membudget.machines.measured import add
 
     rows = {row.name: row.measured for row in comparison.rows}
     found = {"cuda_context": rows.get("cuda_context"), "fragmentation": rows.get("spare_dynamic")}
     known = {name: size for name, size in found.items() if isinstance(size, int)}
     if not known:
         return [f"{comparison.budget}: nothing to learn, neither a context nor fragmentation was measured"]
-    measured.add(machine, OVERHEAD, {**known, "budget": comparison.budget, "versions": dict(comparison.versions)})
+    add(machine, OVERHEAD, {**known, "budget": comparison.budget, "versions": dict(comparison.versions)})
     return []
 
 
