@@ -162,6 +162,7 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "trace": {
         "model, model_class, tokens, batch, attention, logits, dtype": "what was traced",
+        "allocator, steps, ceiling, dynamic, static": "with --allocator: `samples`, `worst`, `lost`, `out_of_memory_at`",
         "peak": "the most that was alive at once beside the weights, the KV cache included",
         "cache, activations": "what the cache object holds of it; the rest",
         "weights, buffers": "not in the peak",
@@ -178,7 +179,7 @@ KEYS: dict[str, dict[str, str]] = {
         "machine, versions": "what this machine is, with its driver and CUDA; packages that move bytes",
         "torch_allocated, torch_reserved, torch_peak_allocated, torch_peak_reserved": "torch on CUDA",
         "mps_allocated, mps_driver, mps_recommended": "torch on a Mac",
-        "budgets": "with budgets: `budget`, `status`, `why`, `lines`, `seconds`, `lowest_available`",
+        "budgets": "with budgets: `budget`, `status`, `why`, `lines`, `stages` (the ledgers by stage), `seconds`, `lowest_available`",
         "plans": "with --dry-run: `budget`, `refused` (why it would not start), `text`",
         "not_measured": "budgets that cannot be measured, and why",
     },
