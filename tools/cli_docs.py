@@ -155,6 +155,12 @@ KEYS: dict[str, dict[str, str]] = {
         "identity": "with --machine: where the pool's bytes come from; null otherwise",
         "notes": "with --machine: a share that takes what the operating system is left, in words",
     },
+    "upgrade": {
+        "before, after, moved, worse": "the versions; how many budgets move, and serve less",
+        "budgets": "`id`, `before`, `after` (`starts`, `refusal`, `available`, `num_blocks`, `tokens`, `users`, "
+        "`concurrency`, `why`, `parts`), `moved`, `reasons`, `worse`",
+        "unknown": "budgets whose answer is not known under one of them, and why",
+    },
     "oracle": {
         "model, equal": "whether the arithmetic agrees in every case",
         "version, params, layout, seconds": "of the vLLM that was asked",

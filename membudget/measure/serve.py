@@ -21,12 +21,10 @@ from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.schema import measure_defaults
+from membudget.engines.vllm.engine import VllmDetails
 from membudget.engines.vllm.logs.log import parse_file
 from membudget.engines.vllm.logs.record import EngineLog, Figure
 from membudget.engines.vllm.options import DECLARED
-from membudget.engines.vllm.pool.plan import plan_pool
-from membudget.engines.vllm.pool.result import PoolError, PoolRequest
-from membudget.engines.vllm.versions import DEFAULT
 from membudget.errors import MembudgetError
 from membudget.host import shared as host
 from membudget.host import system
@@ -160,12 +158,12 @@ def serving(
 
     extra: more flags, last.  Raises `CannotServe`, and `ValueError` where nothing can be predicted.
     """
-    ledger = predict(budget)
+    ledger = predict(served_budget(budget, version))
     model = checkpoint or "MODEL"
     arguments = [*flags(budget), *node_flags(budget), *([] if checkpoint else ["--load-format", "dummy"])]
     arguments += ["--skip-tokenizer-init", "--served-model-name", "membudget", "--host", "127.0.0.1", *extra]
     claim, why = _claim(budget, ledger)
-    rows = tuple(_predictions(budget, ledger, version))
+    rows = tuple(_predictions(budget, ledger))
     return Serving(budget, tuple(server_command(vllm, model, arguments)), model, checkpoint is None, claim, why, rows)
 
 
@@ -184,23 +182,27 @@ def _claim(budget: Budget, ledger: Ledger) -> tuple[int, str]:
     return limit, f"gpu_memory_utilization {share} of {both(budget.machine.cuda_total or budget.capacity)}"
 
 
-def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
+def served_budget(budget: Budget, version: str) -> Budget:
+    """The budget as it is started: with the step that its flags name, by the rules of the version that runs."""
+    options = {**budget.engine.options, **({"version": version} if version else {})}
+    engine = budget.engine._replace(max_num_batched_tokens=budget.engine.step_tokens, options=options)
+    return budget._replace(engine=engine)
+
+
+def _predictions(budget: Budget, ledger: Ledger) -> list[Row]:
     """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
     allowed = {**measure_defaults(), **budget.measure}
-    fixed = budget.engine.options.get("kv_cache_memory_bytes")
-    stages = [ledger.ranks[place].sums for place in range(0, len(ledger.ranks), budget.tensor_parallel)]
-    stages = stages or [ledger.sums]
-    first = (ledger.ranks or (ledger,))[0]  # the head's log is that of rank 0
-    rows = [Row("served.weights", _GROUP, first.sums["weights"], allowed=allowed["weights"], why=first.lines[0].why)]
-    limit = engine_limit(budget) or 0
-    beside = [stage["weights"] + stage["activations"] + sum(budget.overhead.values()) for stage in stages]
-    available = [limit - size if fixed is None else fixed for size in beside]
-    if fixed is None:
-        why = f"{both(limit)} claimed less {both(beside[0])} of weights, step and overhead"
-        rows.append(Row("available_kv", _GROUP, available[0], allowed=allowed["available_kv"], why=why))
-    pool = plan_pool(_request(budget, available, version))
-    if pool.error is not None:
-        raise CannotServe(f"vLLM would refuse to start: {pool.error}")
+    answer, details = ledger.answer, ledger.answer.details
+    if answer.starts:
+        raise CannotServe(f"vLLM would refuse to start: {answer.starts[0].text}")
+    assert isinstance(details, VllmDetails)  # `flags` has refused other engines
+    start, pool = details.start, details.start.pool
+    weights = start.parts[0][0]  # the head's log is that of rank 0
+    rows = [Row("served.weights", _GROUP, weights.bytes, allowed=allowed["weights"], why=weights.why)]
+    if "kv_cache_memory_bytes" not in budget.engine.options:
+        beside = sum(part.bytes for part in start.parts[0])
+        why = f"{both(answer.limit or 0)} claimed less {both(beside)} of weights, step and overhead"
+        rows.append(Row("available_kv", _GROUP, start.stages[0], allowed=allowed["available_kv"], why=why))
     why = f"{both(pool.available)} / {pool.bytes_per_block:,} bytes a block"
     counts = (("num_blocks", pool.num_blocks), ("pool_tokens", pool.tokens))
     rows += [Row(name, _GROUP, size, unit=Unit.COUNT, allowed=allowed[name], why=why) for name, size in counts]
@@ -210,27 +212,6 @@ def _predictions(budget: Budget, ledger: Ledger, version: str) -> list[Row]:
             why=f"{pool.num_blocks:,} blocks / {pool.blocks_per_request:,} a request of {pool.request_len:,} tokens")
     )  # fmt: skip
     return rows
-
-
-def _request(budget: Budget, available: list[int], version: str) -> PoolRequest:
-    options, machine, cache = budget.engine.options, budget.machine, budget.kv_cache_dtype
-    return PoolRequest(
-        budget.model,
-        available,
-        options.get("max_model_len", budget.ctx),
-        budget.engine.step_tokens,
-        kv_cache_dtype=_DTYPE.get(cache, cache),
-        dtype=_DTYPE.get(budget.format.name),
-        tp=budget.tensor_parallel,
-        pp=budget.pipeline_parallel,
-        block_size=options.get("block_size"),
-        prefix_caching=options.get("enable_prefix_caching"),
-        platform="cpu" if machine.platform == "cpu" else "cuda",
-        capability=(12, 1) if machine.unified else (9, 0),
-        device_memory=machine.memory,
-        device_name=machine.name,
-        version=version or DEFAULT,
-    )
 
 
 def refused(made: Serving, available: Callable[[], int | None] = system.available) -> str | None:
@@ -385,6 +366,6 @@ def _tail(log: str, lines: int = 25, most: int = 2**16) -> str:
 
 
 __all__ = [
-    "CannotServe", "PoolError", "Serving", "compared", "flags", "node_flags", "refused", "serve", "server_command",
+    "CannotServe", "Serving", "compared", "flags", "node_flags", "refused", "serve", "server_command",
     "serving",
 ]  # fmt: skip

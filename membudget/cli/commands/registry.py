@@ -29,6 +29,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("completion", "completion", "completion for bash, zsh and fish"),
     ("fetch", "fetch", "save a model's config.json from the hub"),
     ("pool", "pool", "vLLM's KV cache pool, to the block"),
+    ("upgrade", "upgrade", "what a newer vLLM makes of models and budgets"),
     ("oracle", "oracle", "ask the installed vLLM for its own pool"),
     ("log", "log", "read the memory figures in a vLLM log"),
     ("trace", "trace", "the exact peak of one prefill, on fake tensors"),

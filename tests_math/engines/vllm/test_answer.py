@@ -172,3 +172,16 @@ def test_which_engine(words: tuple[str, ...], engine: str, capsys: Capture) -> N
     """GGUF and a Mac are llama.cpp's unless told otherwise; its name may be written as its users do."""
     _, plan = said(capsys, "plan", "Qwen/Qwen3-8B", *words)
     assert plan["engine"] == engine
+
+
+def test_an_upgrade_without_a_machine(capsys: Capture) -> None:
+    """Nemotron-H-56B, 20 GiB, 8k: 15.88x in 0.27.1 and 6.35x in 0.32.0, whose prefix caching keeps more states."""
+    asked = ("upgrade", "0.27.1", "0.32.0", "nvidia/Nemotron-H-56B-Base-8K", "--machine", "h200-141gb")
+    code, said_ = said(
+        capsys, *asked, "--ctx", "8k", "--kv-cache-memory-bytes", "20GiB", "--max-num-seqs", "32",
+        "--max-num-batched-tokens", "8192",
+    )  # fmt: skip
+    (only,) = said_["budgets"]
+    assert code == (1 if only["worse"] else 0)
+    assert (round(only["before"]["concurrency"], 2), round(only["after"]["concurrency"], 2)) == (15.88, 6.35)
+    assert any("prefix caching is on by default" in reason for reason in only["reasons"])
