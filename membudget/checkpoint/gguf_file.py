@@ -72,7 +72,7 @@ def read_file(path: str, name: str | None = None) -> tuple[list[StoredTensor], S
     """Read one file's header: its tensors, the file, and its key-values."""
     name = name or os.path.basename(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        raise CheckpointError(path, None, "is no regular file: a pipe or a device is not read")
+        raise CheckpointError(path, None, "not a regular file: pipes and devices are not read")
     try:
         with open(path, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -130,7 +130,7 @@ def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
         at = cursor.at
         key = cursor.name("a key", 65_535)
         if key in metadata:
-            raise CheckpointError(cursor.path, at, f"the key {key[:80]!r} stands twice")
+            raise CheckpointError(cursor.path, at, f"duplicate key {key[:80]!r}")
         metadata[key] = cursor.value(key)
     return metadata
 
@@ -164,7 +164,7 @@ def _place(infos: list[_Info], header: Header, path: str, name: str) -> Header:
     expected = 0
     for tensor, at, shape, kind, nbytes, offset in infos:
         if tensor in seen:
-            raise CheckpointError(path, at, f"the tensor {tensor[:80]!r} stands twice")
+            raise CheckpointError(path, at, f"duplicate tensor {tensor[:80]!r}")
         seen.add(tensor)
         if offset != expected:
             what = "overlaps the one before" if offset < expected else "leaves a hole before it"

@@ -38,7 +38,7 @@ def read_path(path: str) -> Checkpoint:
     if not os.path.exists(path):
         raise CheckpointError(path, None, "no such file or folder")
     if not os.path.isfile(path):
-        raise CheckpointError(path, None, "is no regular file: a pipe or a device is not read")
+        raise CheckpointError(path, None, "not a regular file: pipes and devices are not read")
     if path.endswith(".index.json"):
         return _indexed(path)
     if path.lower().endswith(".gguf") or _magic(path) == b"GGUF":

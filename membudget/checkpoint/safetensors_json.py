@@ -36,7 +36,7 @@ def _no_constant(word: str) -> None:
 
 
 def _integer(digits: str) -> int | float:
-    """-0 is no whole number >= 0, though its int is: the safetensors library refuses it."""
+    """-0 as a float: the safetensors library refuses it where a whole number >= 0 is required."""
     return -0.0 if digits == "-0" else int(digits)
 
 
@@ -115,7 +115,7 @@ class _Object:
         try:
             value, end = (_CAREFUL if "-0" in text else _DECODER).raw_decode(text, colon.end())
             if not plain:
-                json.dumps(value, ensure_ascii=False).encode()  # an escape can hide what is no text
+                json.dumps(value, ensure_ascii=False).encode()  # an escape can be a lone surrogate
         except UnicodeEncodeError as error:
             raise self.error(value_at, f"{short(name)}: a name is not text: {error}") from None
         except (ValueError, RecursionError) as error:
@@ -209,7 +209,7 @@ def check_entry(tensor: StoredTensor, path: str, at: int) -> None:
 def parse_index(content: bytes, path: str) -> tuple[dict[str, str], int | None]:
     """model.safetensors.index.json: (tensor name -> file name, metadata.total_size)."""
     if len(content) > MAX_HEADER:
-        raise CheckpointError(path, None, f"{len(content):,} bytes is no index (at most {MAX_HEADER:,})")
+        raise CheckpointError(path, None, f"{len(content):,} bytes exceed the limit of an index ({MAX_HEADER:,})")
     found = re.search(rb'"weight_map"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}\{', content)
     if found is None:
         raise CheckpointError(path, 0, "has no weight_map: not an index of a sharded checkpoint")
@@ -238,7 +238,7 @@ def _total_size(before: bytes, after: bytes, path: str) -> int | None:
         if found is not None:
             return int(found[1])
     if b'"total_size"' in before + after:
-        raise CheckpointError(path, None, "metadata.total_size is no whole number of bytes")
+        raise CheckpointError(path, None, "metadata.total_size is not a whole number of bytes")
     return None
 
 

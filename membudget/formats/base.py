@@ -19,7 +19,7 @@ class FormatError(MembudgetError):
 
 
 class UnknownFormat(FormatError):
-    """A name that is no format: says what is near and what is known."""
+    """An unknown or unusable format; the message names the nearest known ones."""
 
 
 class Stored(NamedTuple):
@@ -77,7 +77,7 @@ class Weights(NamedTuple):
 class Piece(NamedTuple):
     """One stored tensor, before it has a name: the suffix that replaces ``weight``, and what it is.
 
-    beside: bookkeeping that lies in the file and is no weight; it counts for the checkpoint only.
+    beside: bookkeeping in the file that is not a weight; it counts for the checkpoint only.
     """
 
     suffix: str

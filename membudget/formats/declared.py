@@ -22,7 +22,7 @@ def of_config(config: Config, hf_quant_config: Mapping[str, Any] | None = None) 
     """The format of the checkpoint that this config.json lies beside.
 
     hf_quant_config: the content of hf_quant_config.json, where ModelOpt wrote one.
-    Raises `FormatError` for a method that is not known here, by its name.
+    Raises `FormatError` for an unsupported method, by its name.
     """
     raw = declaration(config, hf_quant_config)
     if raw is None:

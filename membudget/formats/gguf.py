@@ -216,5 +216,5 @@ class _Chooser:
 def gguf(name: str, mix: str, *, imatrix: bool = False, separate_output: bool = False) -> Gguf:
     """The format of a mix; `FormatError` for a mix that llama-quantize does not have."""
     if mix not in MIXES:
-        raise FormatError(f"{mix} is no mix of llama-quantize; known are {', '.join(MIXES)}")
+        raise FormatError(f"unknown llama-quantize mix {mix!r}; known: {', '.join(MIXES)}")
     return Gguf(name, mix, imatrix=imatrix, separate_output=separate_output)

@@ -13,7 +13,7 @@ from typing import Any
 
 from membudget.formats.base import FormatError
 
-#: A pattern longer than this is no module's name.
+#: The longest pattern that is accepted.
 MAX_PATTERN = 500
 #: Steps that a regular expression may take on a name of 100 characters, estimated.
 MAX_STEPS = 20_000_000

@@ -96,7 +96,7 @@ class Quantization:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, "is no list of strings", "a list of module names")
+            raise self.error(key, "is not a list of strings", "a list of module names")
         return value
 
     def table(self, key: str) -> Mapping[str, Any]:

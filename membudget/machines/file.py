@@ -119,7 +119,7 @@ def _unknown_field(field: str) -> str:
 
 def _text(node: Node, allowed: str = "text") -> str:
     if node.kind != "scalar" or node.trap or not isinstance(node.value, str) or not node.value.strip():
-        wrong = node.trap or (f"{node.text!r} is no text" if node.kind == "scalar" else f"a {node.kind}")
+        wrong = node.trap or (f"{node.text!r} is not text" if node.kind == "scalar" else f"a {node.kind}")
         raise _Refused(node.line, wrong, allowed)
     return node.value
 
@@ -156,26 +156,26 @@ def _capability(node: Node) -> tuple[int, int]:
     allowed = 'major.minor in quotes, as "9.0"'
     major, point, minor = _text(node, allowed).strip().partition(".")
     if not (point and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()) or len(major) > 2:
-        raise _Refused(node.line, f"{node.text!r} is no compute capability", allowed)
+        raise _Refused(node.line, f"invalid compute capability {node.text!r}", allowed)
     return int(major), int(minor[:2])
 
 
 def _count(node: Node) -> int:
     if isinstance(node.value, bool) or not isinstance(node.value, int) or not 0 < node.value <= 100_000:
-        raise _Refused(node.line, f"{node.text} is no number of multiprocessors", "a whole number from 1")
+        raise _Refused(node.line, f"invalid number of multiprocessors {node.text}", "a whole number from 1")
     return node.value
 
 
 def _flag(node: Node) -> bool:
     if not isinstance(node.value, bool):
-        raise _Refused(node.line, node.trap or f"{node.text!r} is neither", "true or false")
+        raise _Refused(node.line, node.trap or f"invalid flag {node.text!r}", "true or false")
     return node.value
 
 
 def _platform(node: Node) -> str:
     text = _text(node, ", ".join(PLATFORMS))
     if text not in PLATFORMS:
-        raise _Refused(node.line, f"{text!r} is none", ", ".join(PLATFORMS))
+        raise _Refused(node.line, f"unknown platform {text!r}", ", ".join(PLATFORMS))
     return text
 
 

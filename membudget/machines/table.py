@@ -20,7 +20,7 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
 
     files: users' own machine files; the later one wins, and all win over the
     environment's (`MEMBUDGET_MACHINES`) and those over the shipped table.
-    `THIS_MACHINE` is none of them: `membudget.host.detect.find_machine` finds it too.  Raises `UnknownMachine`,
+    `THIS_MACHINE` is not in the table; `membudget.host.detect.find_machine` finds it.  Raises `UnknownMachine`,
     and `MachineFileError` for a file that cannot be read.
     """
     key = normalize(name)

@@ -42,7 +42,7 @@ POPULAR = (
 
 
 class UnknownModelType(ConfigError):
-    """A model_type that no recipe knows."""
+    """A model_type without a family."""
 
 
 class Model:
@@ -51,8 +51,8 @@ class Model:
     name: how the user called it.  config: the text model's config.
     tensors: every tensor, in checkpoint order.  caches: one `CacheSpec` a layer.
     unknown: parts that are in the model but not counted, in words; empty when exact.
-    unproven: the recipe is one that the user named, not the model_type's own.
-    read_as: the model_type whose recipe it is.
+    unproven: the family is the one that --as named, not the model_type's own.
+    read_as: the model_type whose family it is.
     not_read: keys of the config that nothing here reads and that may change sizes.
     custom_code: the model class that the repository brings itself; it may differ from the model_type's.
     """
@@ -111,7 +111,7 @@ def build(
 
     as_type: read it as this model_type, whatever it says; the model is then `unproven`,
     and sizes that the config leaves out are errors, not that type's defaults.
-    Raises `UnknownModelType` for a model_type no recipe knows, and `ConfigError`
+    Raises `UnknownModelType` for a model_type without a family, and `ConfigError`
     for a config that is missing, malformed or contradictory.
     """
     if isinstance(config, Mapping):
@@ -144,15 +144,12 @@ def build(
 
 def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownModelType:
     if as_type:
-        return UnknownModelType(
-            f"--as {as_type}: no recipe has this name. Known are: {', '.join(sorted(all_families()))}"
-        )
+        return UnknownModelType(f"--as {as_type}: unknown model_type. Known: {', '.join(sorted(all_families()))}")
     near = closest(config)
     hint = (
-        f"By its keys it is closest to {near}: --as {near} tries that recipe at your word "
-        "and marks the result unproven. "
+        f"By its keys it is closest to {near}: --as {near} treats it as that model_type and marks the result unproven. "
         if near
-        else "No known family has keys like it; --as llama tries a recipe at your word and marks the result unproven. "
+        else "No known family has keys like it; --as llama treats it as llama and marks the result unproven. "
     )
     known = all_families()
     meant = next((name for name in known if name.replace("-", "_") == model_type.lower().replace("-", "_")), None)
@@ -160,7 +157,7 @@ def _unknown(config: Config, model_type: str, as_type: str | None) -> UnknownMod
         hint = f"Did you mean {meant!r}? "
     shown = [name for name in POPULAR if name in known]
     return UnknownModelType(
-        f"{config.source}: model_type {model_type!r} has no recipe, so nothing is counted. {hint}"
-        f"Known are {', '.join(shown)} and {len(known) - len(shown)} more, all in docs/coverage.md. "
+        f"{config.source}: model_type {model_type!r} is not supported, so nothing is counted. {hint}"
+        f"Known: {', '.join(shown)} and {len(known) - len(shown)} more, all in docs/coverage.md. "
         "To add one, see docs/new-model-family.md"
     )

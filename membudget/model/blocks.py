@@ -112,7 +112,7 @@ def project(name: str, out: Size, into: Size = "hidden_size", role: str = "other
 
 
 def buffer(name: str, *shape: Size, role: str = "other") -> Block:
-    """A tensor that checkpoints store although it is no parameter."""
+    """A tensor that checkpoints store and that is not a parameter."""
 
     def tensors(layer: Layer) -> Iterator[Tensor]:
         yield Tensor(layer.prefix + name, tuple(size(layer, extent) for extent in shape), role, part="checkpoint")

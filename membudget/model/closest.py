@@ -1,4 +1,4 @@
-"""For a model_type that no recipe knows: which known one its config looks most like."""
+"""The known model_type whose config is most similar to an unknown one's."""
 
 from __future__ import annotations
 

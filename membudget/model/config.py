@@ -79,7 +79,7 @@ class Config:
         self.hf_quant_config: Mapping[str, Any] | None = None
         self._memo: dict[Any, Any] = {}
         if any(isinstance(place.get("model_type", ""), (list, dict)) for place in (raw, self.text)):
-            raise ConfigError(f'{source}: model_type is no string; one from the hub is, for example "llama"')
+            raise ConfigError(f'{source}: model_type must be a string, e.g. "llama"')
         if raw.get("model_type") in WHOLE:
             self.model_type = raw["model_type"]
         elif self.text is not raw and not self.text.get("model_type"):
@@ -294,11 +294,11 @@ def load(path: str | os.PathLike[str], source: str | None = None) -> Config:
         path = os.path.join(path, "config.json")
     source = source or path
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"{source}: is no regular file: a pipe or a device is not read")
+        raise ConfigError(f"{source}: not a regular file: pipes and devices are not read")
     try:
         size = os.path.getsize(path)
         if size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{source}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
+            raise ConfigError(f"{source}: {size:,} bytes exceed the limit of a config.json ({MAX_CONFIG_BYTES:,})")
         with open(path, encoding="utf-8-sig") as file:
             return Config(loads(file.read()), source)
     except OSError as error:

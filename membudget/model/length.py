@@ -49,7 +49,7 @@ class Length:
 def longest(config: Config, version: tuple[int, ...] = (0, 32, 0)) -> Length:
     """The model's longest sequence in tokens, as this version of vLLM derives it; keys of the class count too.
 
-    Raises `ConfigError` for a length that is no whole number.
+    Raises `ConfigError` for a length that is not a whole number.
     """
     found: list[tuple[int, str]] = []
     for key in _KEYS:

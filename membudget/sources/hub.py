@@ -222,7 +222,7 @@ def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:
     fetched = []
     for repo in repos:
         if not is_model_id(repo):
-            raise CheckpointError(shown(repo), None, "is no id of a repository: write org/name")
+            raise CheckpointError(shown(repo), None, "invalid repository id; write org/name")
         try:
             fetched.append(bounded(functools.partial(_fetch, huggingface_hub, repo, dest), repo, 4 * FILE_SECONDS))
         except CheckpointError:

@@ -104,9 +104,7 @@ def _refuse_odd(name: str) -> None:
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
         raise ConfigError(f"{shown(name)} has a control character (newline, tab, NUL) in it: no model id or path has")
     if without_tokens(name) != name:
-        raise ConfigError(
-            f"{shown(name)}: that holds an access token or a login, and is no model; it is not shown or sent"
-        )
+        raise ConfigError(f"{shown(name)}: contains an access token or a login, not a model; it is not printed or sent")
 
 
 def _is_path(name: str) -> bool:
@@ -132,7 +130,7 @@ def _from_path(name: str) -> Located:
     if os.path.isdir(path):
         return _from_folder(path, path, "path", None)
     if not os.path.isfile(path):
-        raise ConfigError(f"{shown(name)}: is no regular file: a pipe or a device is not read")
+        raise ConfigError(f"{shown(name)}: not a regular file: pipes and devices are not read")
     if path.endswith(".incomplete"):
         raise ConfigError(f"{shown(name)}: a download that stopped: fetch the file again")
     if path.lower().endswith(".gguf") or _starts_with(path, b"GGUF"):
@@ -231,7 +229,7 @@ def _from_fixtures(name: str) -> Located | None:
 
 
 def _alias(folder: str, name: str) -> str:
-    """The stem of the fixture that an alias stands for; the name itself where it is none."""
+    """The stem of the shipped config for an alias; other names come back unchanged."""
     path = os.path.join(folder, "ALIASES.json")
     if not os.path.isfile(path):
         return name

@@ -80,7 +80,7 @@ class Node:
 def read_file(path: str) -> bytes:
     """A file's bytes, at most one more than `MAX_BYTES`.
 
-    Raises `OSError` that says why in its `strerror`, also for what is no regular file: opening a pipe would wait
+    Raises `OSError` that says why in its `strerror`, also where it is not a regular file: opening a pipe would wait
     for its writer.
     """
     mode = os.stat(path).st_mode
@@ -158,7 +158,7 @@ def _build(text: str, problem: Report) -> Node | None:
             problem(line, f"tag {event.tag} is not read: write the plain value")
             raise _Stop
         if nodes > MAX_NODES or len(stack) >= MAX_DEPTH:
-            problem(line, f"more than {MAX_NODES:,} values or {MAX_DEPTH} levels: this is no budget")
+            problem(line, f"more than {MAX_NODES:,} values or {MAX_DEPTH} levels: too large")
             raise _Stop
         node = _node(event, line)
         if not stack:
@@ -233,7 +233,7 @@ def _number_trap(text: str) -> str:
     if re.fullmatch(r"[-+]?0[xob][0-9a-fA-F_]+", text):
         return f"{shown} is a number to some YAML readers: write it in decimal digits"
     if re.fullmatch(r"[-+]?\.(?:inf|nan)", text, re.IGNORECASE):
-        return f"{shown} is no number here"
+        return f"{shown} is not finite"
     if re.fullmatch(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)", text):
-        return f"{shown} is no plain number: write it like 8192, 8_192 or 0.85"
+        return f"{shown} is not a plain number: write it like 8192, 8_192 or 0.85"
     return ""

@@ -174,7 +174,7 @@ BAD = {
     "a billion strings": (header(value=u32(9) + u32(8) + u64(10**9)), r"byte 60: .* claims 1,000,000,000 strings"),
     "unknown value type": (header(value=u32(13)), r"byte 52: .* value type 13 is unknown"),
     "array of arrays": (header(value=u32(9) + u32(9) + u64(1)), r"arrays of arrays"),
-    "key twice": (header(key2=u64(20) + b"general.architecture"), r"byte 69: the key 'general.archi.* stands twice"),
+    "key twice": (header(key2=u64(20) + b"general.architecture"), r"byte 69: duplicate key 'general.archi"),
     "key is no text": (header(key=u64(4) + b"\xff\xfe\xff\xfe"), r"byte 32: a key is not UTF-8"),
     "alignment 0": (header(value2=u32(4) + u32(0)), r"general.alignment is 0"),
     "alignment 24": (header(value2=u32(4) + u32(24)), r"general.alignment is 24"),
@@ -223,7 +223,7 @@ def test_name_twice(tmp_path: Path) -> None:
     second = u64(1) + b"t" + u32(1) + u64(256) + u32(12) + u64(288)
     path = tmp_path / "twice.gguf"
     path.write_bytes(header(tensors=u64(2), second=second) + b"\0" * 288)
-    with pytest.raises(CheckpointError, match="the tensor 't' stands twice"):
+    with pytest.raises(CheckpointError, match="duplicate tensor 't'"):
         read_path(str(path))
 
 

@@ -201,7 +201,7 @@ def test_any_index_reads_as_json_does(
         (b'{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}', r"byte 38: weight_map: duplicate name 'a'"),
         (b'{"weight_map": {"a": "b.bin"}}', r"weight_map names 'b\.bin', not a file beside it"),
         (b'{"weight_map": {"a": "\xff.safetensors"}}', r"a name is not text"),
-        (b'{"metadata": {"total_size": "9"}, "weight_map": {}}', r"metadata\.total_size is no whole number"),
+        (b'{"metadata": {"total_size": "9"}, "weight_map": {}}', r"metadata\.total_size is not a whole number"),
     ],
 )
 def test_bad_index(text: bytes, message: str) -> None:

@@ -89,7 +89,7 @@ def test_another_encoder(wrapper: str) -> None:
         ("llava", "image_size", "large", 'vision_config: image_size is "large"'),
         ("llava", "patch_size", 4096, "vision_config: patch_size is 4096 x 4096; allowed is from 1 to image_size"),
         ("qwen2_vl", "mlp_ratio", None, None),
-        ("mllama", "supported_aspect_ratios", 3, "supported_aspect_ratios is no list of pairs"),
+        ("mllama", "supported_aspect_ratios", 3, "supported_aspect_ratios is not a list of pairs"),
         ("qwen3_vl", "deepstack_visual_indexes", "all", "deepstack_visual_indexes"),
     ],
 )

@@ -134,8 +134,8 @@ def test_neither_bytes_nor_layout(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["Qwen/Qwen3-32B", "--format", "q4_k_m", "--users", "100"], "how vLLM splits weights of q4_k_m over several"),
-        (["Qwen/Qwen3-VL-32B-Instruct", "--users", "60"], "how vLLM splits 'qwen3_vl_text' over several machines"),
+        (["Qwen/Qwen3-32B", "--format", "q4_k_m", "--users", "100"], "planning q4_k_m weights over several"),
+        (["Qwen/Qwen3-VL-32B-Instruct", "--users", "60"], "planning 'qwen3_vl_text' over several GPUs"),
     ],
 )
 def test_what_is_not_known_is_no_yes(argv: list[str], why: str, capsys: Capture) -> None:

@@ -169,9 +169,9 @@ def test_pickle_is_refused(name: str, tmp_path: Path) -> None:
 def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """A named pipe in place of a file is an error, not a wait for a writer."""
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ConfigError, match="is no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         locate(str(tmp_path / "config.json"))
-    with pytest.raises(CheckpointError, match="is no regular file"):
+    with pytest.raises(CheckpointError, match="not a regular file"):
         read_path(str(tmp_path / "config.json"))
 
 

@@ -218,7 +218,9 @@ def _text(model: Model, layers: list[Layers], args: Arguments) -> str:
     if assumed:
         lines += terminal.wrap(f"not in the config.json, so as the class has it: {assumed}", "", "- ")
     if model.unproven:
-        lines += terminal.wrap(f"unproven: {model.model_type} read as {model.read_as} at your word", "", "- ")
+        lines += terminal.wrap(
+            f"unproven: {model.model_type} treated as {model.read_as} because of --as; not verified", "", "- "
+        )
     for note in [*(f"not counted: {part}" for part in model.unknown), *model.notes]:
         lines += terminal.wrap(note, "", "- ")
     return "\n".join(lines)

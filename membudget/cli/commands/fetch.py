@@ -32,7 +32,7 @@ def run(args: Arguments) -> Result:
         raise InputError("fetch what? name at least one hub id, for example Qwen/Qwen3-8B")
     for repo in args.repos:
         if not is_model_id(repo):
-            raise InputError(f"{shown(repo)} is no hub id: write org/name")
+            raise InputError(f"invalid hub id {shown(repo)}; write org/name")
     fetched = [_fetch(repo, args.to) for repo in args.repos]
     return Result(0, {"fetched": fetched}, lambda: "\n".join(_line(item) for item in fetched))
 

@@ -1,6 +1,6 @@
-"""Machines that membudget knows, their memory as the driver reports it, and where the numbers come from.
+"""The known machines, their memory as the driver reports it, and the source of each number.
 
-Name one to see all of it; `this-machine` is whatever this runs on.
+Name one for its details; `this-machine` is the computer that runs the command.
 """
 
 from __future__ import annotations

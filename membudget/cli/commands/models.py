@@ -30,7 +30,7 @@ def run(args: Arguments) -> Result:
 
 
 def _refusal(name: str) -> str:
-    """Why a shipped config is not predicted: it has what no recipe is known for; else empty."""
+    """Why a shipped config is not predicted: a part of it has no rules; else empty."""
     try:
         config = locate(name, offline=True).config
         if config is not None:

@@ -16,7 +16,7 @@ from membudget.cli.commands.arguments import UsageError, build
 
 #: The order people read them in: name, module under `membudget.cli.commands`, one line of help.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("plan", "plan", "does a model fit a machine, for so many users, and what breaks it"),
+    ("plan", "plan", "does a model fit a machine for so many users, and what limits it"),
     ("count", "count", "parameters of a model by role and by layer"),
     ("check", "check", "check budget files: the arithmetic, without pytest"),
     ("doctor", "doctor", "this machine: what runs here, and the traps that endanger a run"),

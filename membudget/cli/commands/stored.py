@@ -40,7 +40,7 @@ def as_json(checkpoint: Checkpoint, differ: Differences | None, params: int | No
 
 
 def _bits(checkpoint: Checkpoint, differ: Differences | None, params: int | None) -> float:
-    """True bits a weight; what is stored beside the model (a second head, MTP layers) is none of its weights."""
+    """Bits per weight; tensors stored beside the model (a second head, MTP layers) do not count."""
     if differ is None or not params:
         return checkpoint.bits_per_weight(params)
     return (checkpoint.nbytes - differ.unused_bytes) * 8 / params

@@ -1,4 +1,4 @@
-"""All families that membudget knows, by model_type."""
+"""All families, by model_type."""
 
 from __future__ import annotations
 

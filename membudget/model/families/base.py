@@ -124,7 +124,7 @@ def _per_layer(config: Config) -> dict[int, dict[str, Any]]:
     try:
         return {int(index): values for index, values in own.items()}
     except ValueError:
-        raise config.error("per_layer_config", "has a key that is no number", "layer indices") from None
+        raise config.error("per_layer_config", "has a key that is not a number", "layer indices") from None
 
 
 # ---- layer_types, where a config does not list them ----------------------------------

@@ -162,7 +162,7 @@ def _nemotron_kinds(config: Config) -> list[str]:
     if isinstance(listed, list) and 0 < len(listed) <= MAX_LAYERS:
         return config.strings("layers_block_type", len(listed)) or []
     if listed is not None:
-        raise config.error("layers_block_type", "is no list of layers", f"a list of 1 to {MAX_LAYERS:,} kinds")
+        raise config.error("layers_block_type", "is not a list of layers", f"a list of 1 to {MAX_LAYERS:,} kinds")
     pattern = config.get("hybrid_override_pattern")
     if pattern is None and not config.has("num_hidden_layers"):
         return ["linear_attention", "moe", "full_attention", "mlp"]

@@ -59,7 +59,7 @@ def _mllama_tower(c: Config) -> Iterator[Tensor]:
     tiles, tokens = c.integer("max_num_tiles"), patches(c) + 1
     ratios = c.get("supported_aspect_ratios", ASPECT_RATIOS)
     if not isinstance(ratios, (list, tuple)) or not ratios:
-        raise c.error("supported_aspect_ratios", "is no list of pairs", "a list of pairs")
+        raise c.error("supported_aspect_ratios", "is not a list of pairs", "a list of pairs")
     rows = len(ratios) + 1
     yield from bare(at + "class_embedding", hidden)
     yield from patch_conv(at + "patch_embedding", c, hidden, False)

@@ -67,7 +67,7 @@ def bare(name: str, *shape: int) -> Iterator[Tensor]:
 
 
 def lin(name: str, out: int, into: int, bias: bool = True) -> Iterator[Tensor]:
-    """A linear layer, with a bias unless told otherwise."""
+    """A linear layer, with a bias by default."""
     return linear(name, out, into, "vision", bias)
 
 

@@ -22,7 +22,7 @@ OLDEST = (0, 20, 1)
 
 
 class UsersError(MembudgetError):
-    """A question of users that has no answer: a request longer than max_model_len, or a setting that is no number."""
+    """A request longer than max_model_len, or a setting that is not a number."""
 
 
 class Binds(Enum):

@@ -204,15 +204,17 @@ class Cut:
         if kind == "mxfp4" and whole.role == "mlp.experts":
             raise UnknownSplit(
                 f"{whole.name}: vLLM pads {kind} experts by the kernel that the device has: what a rank holds of them "
-                "is not known here",
-                ". Write one machine for one device's part",
+                "is not supported",
+                "; plan one GPU instead",
             )
         if kind == "fp8 block":
             _, rows, columns, scale, name = scheme.key
             for size, before, block, letter in zip(cut.shape, whole.shape, (rows, columns), "nk", strict=True):
                 if size != before and size % block:
                     expert = whole.role == "mlp.experts"
-                    known = "its scales are cut anew, which is not known here" if expert else "vLLM refuses it"
+                    known = (
+                        "FP8 scales of experts that are split again are not supported" if expert else "vLLM refuses it"
+                    )
                     kind_of_error = UnknownSplit if expert else RankError
                     raise kind_of_error(
                         f"{whole.name}: {size} of one rank is not divisible by weight quantization "
@@ -242,7 +244,7 @@ def _leaf(name: str) -> tuple[str, str]:
 
 def unknown(model: Model, tensor: Tensor) -> UnknownSplit:
     """The error for a tensor that no rule names."""
-    return UnknownSplit(f"{model.name}: how vLLM splits {tensor.name} {tensor.shape} is not known here")
+    return UnknownSplit(f"{model.name}: how vLLM splits {tensor.name} {tensor.shape} is not supported")
 
 
 __all__ = ["BUFFERS", "REPLICATED", "Cut", "RankError", "UnknownSplit", "layer_of", "unknown"]

@@ -162,13 +162,13 @@ def _known(model: Model, form: Format, pp: int) -> None:
     name = model.read_as
     if name not in KNOWN:
         raise UnknownSplit(
-            f"how vLLM splits {name!r} over several machines is not known here",
-            f"; known are {', '.join(sorted(KNOWN))}. Write one machine for one device's part",
+            f"planning {name!r} over several GPUs is not supported",
+            f"; supported: {', '.join(sorted(KNOWN))}. Plan one GPU instead",
         )
     if not isinstance(form, Safetensors):
         raise UnknownSplit(
-            f"how vLLM splits weights of {form.name} over several machines is not known here",
-            "; name a format of safetensors files, as bf16, fp8 or awq",
+            f"planning {form.name} weights over several GPUs is not supported",
+            "; use a safetensors format: bf16, fp8 or awq",
         )
     if pp > 1 and name in NO_PIPELINE:
         raise RankError(f"pipeline_parallel_size {pp}: vLLM refuses {name}: {NO_PIPELINE[name]}")

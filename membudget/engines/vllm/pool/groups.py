@@ -172,7 +172,7 @@ def _by_size(buckets: Sequence[Bucket], rules: Rules, why: list[str]) -> tuple[G
                 f"at most {100 * missing / len(layers):.2f}% of the pool is wasted (kv_cache_utils.py)"
             )
         for i in range(count):
-            # dealt out like cards since 0.11.0, so that every pipeline stage has its share of each group
+            # distributed in turn since 0.11.0, so that every pipeline stage has layers of each group
             members = layers[i::count] if rules.version >= (0, 11, 0) else layers[i * size : (i + 1) * size]
             out.append(Group((Bucket(spec, members),)))
     return tuple(out)

@@ -147,7 +147,7 @@ def build(setting: Setting, caches: Iterable[CacheSpec]) -> Layers:
     why: list[str] = []
     if (special := NOT_KNOWN.get(setting.config.model_type)) is not None:
         raise SpecError(
-            f"{setting.config.source}: vLLM keeps {special}; its pool is not known here. "
+            f"{setting.config.source}: vLLM keeps {special}; its pool is not supported. "
             "Ask the installed vLLM: membudget oracle"
         )
     latent = any(c.kind == "latent" for c in caches)
