@@ -225,7 +225,7 @@ def test_tables_of_the_concepts_are_computed(plan: Any) -> None:
 @pytest.fixture
 def plan(ask: Any) -> Any:
     """The JSON of a plan on one machine."""
-    return lambda *argv: ask("plan", *argv, "--machine", "b200")[1]
+    return lambda *argv: ask("plan", *argv, "--machine", "b200", "--engine", "arithmetic")[1]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pytest prints other paths")

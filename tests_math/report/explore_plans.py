@@ -48,7 +48,7 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         return "error" in entry or "error" in entry["by"]["llama_cpp"]
 
     refused = all(refuses(entry) for entry in model["caches"].values())
-    engine = rng.choice(["vllm", "vllm", "transformers", "vllm" if refused else "llama_cpp"])
+    engine = rng.choice(["arithmetic", "arithmetic", "transformers", "arithmetic" if refused else "llama_cpp"])
     name = document["engines"][engine]["kv"]
     caches = {
         dtype: entry

@@ -60,7 +60,7 @@ def test_script_has_cells_and_shares(tmp_path: Path) -> None:
         {**base, "model": 0, "format": form, "kv": "bf16", "engine": engine, "ctx": 8192, "users": users,
          "batched": 8192, "share": share}
         for form in ("bf16", "fp32")
-        for engine in ("vllm", "transformers")
+        for engine in ("arithmetic", "transformers")
         for users in (1, 80, 5000)
         for share in (0.5, 0.91, 0.9178, 0.92, 0.95, 1.0)
     ]  # fmt: skip

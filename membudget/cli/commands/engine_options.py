@@ -32,7 +32,7 @@ _OWN = ("attention", "logits", "gpu_memory_utilization")
 
 
 def engine_name(text: str) -> str:
-    """The name of an engine for one of its other spellings; what is none stays, for the parser to refuse."""
+    """The name of an engine for one of its other spellings; an unknown one stays, for the parser to refuse."""
     try:
         return kind_of(text).name
     except UnknownEngine:

@@ -44,7 +44,7 @@ def flags(model: Model, weights: Format, asked: VllmSettings, settings: Settings
 
 #: Formats that vLLM makes of a dense checkpoint when it loads it.
 _ONLINE = {"fp8": "fp8"}
-#: What stands in the line by rules of its own, or is no flag.
+#: Options that the line has already, or that vLLM does not have.
 _SAID = ("version", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size")
 
 

@@ -237,7 +237,7 @@ class VllmPlan:
         return tuple(found)
 
     def barred(self, ctx: int) -> bool:
-        """Whether no number of users helps: vLLM refuses to start, or its claim takes the operating system's part."""
+        """Whether no number of users helps: vLLM refuses to start, or its claim leaves the OS less than os_reserve."""
         return bool(self.refusals(ctx)) or self._takes_reserve
 
     @property
