@@ -133,7 +133,7 @@ def test_a_refused_layout_names_those_that_are_allowed(
 
 def test_a_family_that_is_not_known_gets_no_sizes() -> None:
     """Where no size would help none is advised."""
-    with pytest.raises(RankError, match="how vLLM splits 'gpt2'") as error:
+    with pytest.raises(RankError, match="planning 'gpt2' over several") as error:
         advised_stages(build({"model_type": "gpt2"}, "gpt2"), formats.get("bf16"), 3, 1)
     assert "Allowed" not in str(error.value)
 
