@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from membudget.model.blocks import NOTHING, Block, Flag, Layer, Size, flag, norm, norms, size
 from membudget.model.caches import CacheSpec
@@ -16,66 +17,117 @@ PRE = ("input_layernorm", "post_attention_layernorm")
 SANDWICH = (*PRE, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
+@dataclass(frozen=True)
+class Names:
+    """Names of modules, as checkpoints have them."""
+
+    #: Prefix of the whole model, with its dot.
+    root: str = "model."
+    #: The embedding, below root.
+    embed: str = "embed_tokens"
+    #: The list of layers, below root.
+    layers: str = "layers"
+    #: The final norm, below root; "" for none.
+    final: str = "norm"
+    #: The head's full name.
+    head: str = "lm_head"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The embedding and the head."""
+
+    #: (rows, columns) of the embedding.
+    embed_size: tuple[Size, Size] = ("vocab_size", "hidden_size")
+    #: (rows, columns) of the head; None: as embed_size.
+    head_size: tuple[Size, Size] | None = None
+    #: Whether the head has a bias, tied or not.
+    head_bias: Flag = False
+    #: False where the class ignores tie_word_embeddings; None: the config's flag.
+    tied: bool | None = None
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norms of a layer, each hidden_size wide, and the final one's bias."""
+
+    #: Names below the layer.
+    norms: tuple[str, ...] = PRE
+    #: Whether they are LayerNorms with a bias.
+    norm_bias: Flag = False
+    #: The final norm's bias; None: as norm_bias.
+    final_bias: Flag | None = None
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """How layers differ, where config.json does not list it."""
+
+    #: layer_types; None: every layer is full attention.
+    kinds: Kinds | None = None
+    #: mlp_layer_types; None: every layer is sparse.
+    ffn: Kinds | None = None
+    #: Number of layers; None: num_hidden_layers.
+    count: Callable[[Config], int] | None = None
+    #: Values computed from other keys.
+    derive: Callable[[Config], dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Tensors and caches beside those of the layers' blocks."""
+
+    #: The model's own tensors before the layers.
+    before: Block = NOTHING
+    #: The model's own tensors behind the final norm.
+    after: Block = NOTHING
+    #: The specs of all caches; None: one spec per layer, from its blocks.
+    caches: Callable[[Config, list[Layer]], Iterable[CacheSpec]] | None = None
+    #: Multi-token prediction heads that checkpoints store.
+    mtp: Callable[[Family, Config], Iterable[Tensor]] | None = None
+
+
 class Family:
     """How one or more model_types are built, in declarative terms.
 
-    layer: the blocks of a layer, in checkpoint order; the first with a cache says what it keeps.
-    norms: the layer's norms by checkpoint name, each hidden_size wide; norm_bias: LayerNorms.
-    kinds, ffn: layer_types and mlp_layer_types where config.json does not list them.
-    count: number of layers.  root, embed, layers, final, head: names (final "" for no final norm).
-    embed_size: (rows, columns) of the embedding.  tied: False where the class ignores the flag.
-    head_size: as embed_size, for the head.  head_bias: whether the head has a bias, tied or not.
-    before, after: the model's own other tensors.  caches: all layers' specs, where they are not one a layer.
-    mtp: multi-token-prediction heads that checkpoints store.  derive: values computed from others.
+    layer: the blocks of a layer, in checkpoint order; the cache of the first that has one is the layer's.
     """
 
     def __init__(
         self,
         *layer: Block,
-        norms: tuple[str, ...] = PRE,
-        norm_bias: Flag = False,
-        kinds: Kinds | None = None,
-        ffn: Kinds | None = None,
-        count: Callable[[Config], int] | None = None,
-        root: str = "model.",
-        embed: str = "embed_tokens",
-        layers: str = "layers",
-        final: str = "norm",
-        final_bias: Flag | None = None,
-        head: str = "lm_head",
-        embed_size: tuple[Size, Size] = ("vocab_size", "hidden_size"),
-        head_size: tuple[Size, Size] | None = None,
-        head_bias: Flag = False,
-        tied: bool | None = None,
-        before: Block = NOTHING,
-        after: Block = NOTHING,
-        caches: Callable[[Config, list[Layer]], Iterable[CacheSpec]] | None = None,
-        mtp: Callable[[Family, Config], Iterable[Tensor]] | None = None,
-        derive: Callable[[Config], dict[str, Any]] | None = None,
+        names: Names = Names(),
+        norms: Norms = Norms(),
+        embedding: Embedding = Embedding(),
+        patterns: Patterns = Patterns(),
+        extra: Extra = Extra(),
+        module: str = "",
     ) -> None:
-        self.layer, self.norms, self.norm_bias = layer, norms, norm_bias
-        self.kinds, self.ffn, self.layer_count = kinds or full, ffn, count
-        self.root, self.embed, self.layers_name, self.final, self.head = root, embed, layers, final, head
-        self.final_bias = norm_bias if final_bias is None else final_bias
-        self.embed_size, self.head_size, self.head_bias, self.tied = embed_size, head_size, head_bias, tied
-        self.module = ""
-        self.before, self.after, self.cache_list, self.mtp, self.derive = before, after, caches, mtp, derive
-        self.blocks = (*layer, _norms(norms, norm_bias))
+        self.layer, self.names, self.norms, self.embedding = layer, names, norms, embedding
+        self.patterns, self.extra, self.module = patterns, extra, module
+        self.blocks = (*layer, _norms(norms.norms, norms.norm_bias))
 
     def read(self, config: Config) -> Config:
         """The config with the values that this family derives from others."""
-        return config if self.derive is None else config.overlay(self.derive(config))
+        derive = self.patterns.derive
+        return config if derive is None else config.overlay(derive(config))
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of all layers' tensors: ``model.layers.``."""
+        return f"{self.names.root}{self.names.layers}."
 
     def layers(self, config: Config) -> list[Layer]:
         """The model's layers, each with its kind."""
-        count = config.layers if self.layer_count is None else self.layer_count(config)
-        kinds = config.strings("layer_types", count) or self.kinds(config)
-        ffn = config.strings("mlp_layer_types", count) or (self.ffn(config) if self.ffn else ["sparse"] * count)
+        rules = self.patterns
+        count = config.layers if rules.count is None else rules.count(config)
+        kinds = config.strings("layer_types", count) or (rules.kinds or full)(config)
+        ffn = config.strings("mlp_layer_types", count) or (rules.ffn(config) if rules.ffn else ["sparse"] * count)
         short = min(len(kinds), len(ffn))
         if short < count:
             raise ConfigError(f"{config.source}: num_hidden_layers is {count:,}, and its layer pattern has {short:,}")
         own = _per_layer(config)
-        at = f"{self.root}{self.layers_name}."
+        at = self.prefix
         return [
             Layer(config.overlay(own[i]) if i in own else config, i, kinds[i], f"{at}{i}.", ffn[i])
             for i in range(count)
@@ -83,29 +135,32 @@ class Family:
 
     def tensors(self, config: Config) -> Iterator[Tensor]:
         """The whole inventory, in checkpoint order."""
-        whole = Layer(config, -1, "", self.root)
-        rows, columns = (size(whole, extent) for extent in self.embed_size)
-        yield Tensor(f"{self.root}{self.embed}.weight", (rows, columns), "embed")
-        yield from self.before.tensors(whole)
+        names, embedding, extra = self.names, self.embedding, self.extra
+        whole = Layer(config, -1, "", names.root)
+        rows, columns = (size(whole, extent) for extent in embedding.embed_size)
+        yield Tensor(f"{names.root}{names.embed}.weight", (rows, columns), "embed")
+        yield from extra.before.tensors(whole)
         for layer in self.layers(config):
             for block in self.blocks:
                 yield from block.tensors(layer)
-        if self.final:
-            yield from norm(self.root + self.final, config.integer("hidden_size"), flag(whole, self.final_bias))
-        yield from self.after.tensors(whole)
-        if not (config.tied if self.tied is None else self.tied):
-            rows, columns = (size(whole, extent) for extent in self.head_size or self.embed_size)
-            yield Tensor(f"{self.head}.weight", (rows, columns), "lm_head")
-        if self.head_bias is not False and flag(whole, self.head_bias):
-            yield Tensor(f"{self.head}.bias", (size(whole, (self.head_size or self.embed_size)[0]),), "lm_head")
-        if self.mtp is not None:
-            yield from self.mtp(self, config)
+        if names.final:
+            bias = self.norms.norm_bias if self.norms.final_bias is None else self.norms.final_bias
+            yield from norm(names.root + names.final, config.integer("hidden_size"), flag(whole, bias))
+        yield from extra.after.tensors(whole)
+        head_size = embedding.head_size or embedding.embed_size
+        if not (config.tied if embedding.tied is None else embedding.tied):
+            rows, columns = (size(whole, extent) for extent in head_size)
+            yield Tensor(f"{names.head}.weight", (rows, columns), "lm_head")
+        if embedding.head_bias is not False and flag(whole, embedding.head_bias):
+            yield Tensor(f"{names.head}.bias", (size(whole, head_size[0]),), "lm_head")
+        if extra.mtp is not None:
+            yield from extra.mtp(self, config)
 
     def caches(self, config: Config) -> list[CacheSpec]:
         """One `CacheSpec` a layer."""
         layers = self.layers(config)
-        if self.cache_list is not None:
-            return list(self.cache_list(config, layers))
+        if self.extra.caches is not None:
+            return list(self.extra.caches(config, layers))
         keeps = next((block.cache for block in self.layer if block.cache is not None), None)
         return [keeps(layer) if keeps is not None else CacheSpec(layer.index, "none") for layer in layers]
 
@@ -238,16 +293,31 @@ def sparse_step(config: Config) -> list[str]:
 
 
 FAMILIES: dict[str, Family] = {}
+T = TypeVar("T", Names, Norms, Embedding, Patterns, Extra)
+
+
+def _group(group: type[T], declared: dict[str, Any]) -> T:
+    """One group of what is declared; its fields leave `declared`."""
+    return group(**{one.name: declared.pop(one.name) for one in fields(group) if one.name in declared})
 
 
 def register(model_types: str, *layer: Block, **declared: Any) -> None:
-    """Declare a family for these model_types, separated by spaces."""
-    family = Family(*layer, **declared)
-    family.module = sys._getframe(1).f_globals["__name__"]
+    """Declare a family for these model_types, separated by spaces.
+
+    declared: fields of `Names`, `Norms`, `Embedding`, `Patterns` and `Extra`, flat, so that a declaration stays short.
+    """
+    names, norms, embedding = _group(Names, declared), _group(Norms, declared), _group(Embedding, declared)
+    patterns, extra = _group(Patterns, declared), _group(Extra, declared)
+    if declared:
+        raise TypeError(f"{model_types}: unknown {', '.join(declared)}")
+    module = sys._getframe(1).f_globals["__name__"]
+    family = Family(
+        *layer, names=names, norms=norms, embedding=embedding, patterns=patterns, extra=extra, module=module
+    )
     for model_type in model_types.split():
         if model_type in FAMILIES:
             raise ValueError(f"model_type {model_type!r} is declared twice")
         FAMILIES[model_type] = family
 
 
-__all__ = ["FAMILIES", "ConfigError", "Family", "register"]
+__all__ = ["FAMILIES", "ConfigError", "Embedding", "Extra", "Family", "Names", "Norms", "Patterns", "register"]

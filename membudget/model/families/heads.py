@@ -29,7 +29,7 @@ def mtp_layers(
             return
         hidden, last = config.integer("hidden_size"), family.layers(config)[-1]
         for index in range(config.layers, config.layers + number):
-            layer = Layer(last.config, index, last.kind, f"{family.root}{family.layers_name}.{index}.", last.ffn)
+            layer = Layer(last.config, index, last.kind, f"{family.prefix}{index}.", last.ffn)
             found: list[Tensor] = []
             for block in family.blocks:
                 found.extend(block.tensors(layer))
