@@ -86,7 +86,7 @@ class Buckets:
     """One model on one device.
 
     cache: of one user.  whole_prompts: whether one step takes every prompt at once; else max_num_batched_tokens.
-    pad: tokens between two sizes of a cache.
+    pad: tokens between two sizes of a cache.  command: what to type for a load.
     """
 
     def __init__(
@@ -99,9 +99,10 @@ class Buckets:
         *,
         whole_prompts: bool = False,
         pad: int = 1,
+        command: Callable[[Load], str] | None = None,
     ) -> None:
         self.model, self.weights, self.machine, self.settings = model, weights, machine, settings
-        self.cache, self.whole_prompts, self.pad = cache, whole_prompts, pad
+        self.cache, self.whole_prompts, self.pad, self.command = cache, whole_prompts, pad, command
         self.width = width_of(weights)
         self._left: Callable[[int, int], int] | None = None
 
@@ -223,6 +224,7 @@ class Buckets:
             token=self.cache.per_token(1),
             token_at_ctx=self.cache.per_token(ctx + 1),
             read=self.read(load),
+            command=self.command(load) if self.command else "",
         )
 
     def read(self, load: Load) -> int:

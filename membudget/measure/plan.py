@@ -265,7 +265,7 @@ class _Maker:
         )
 
     def sandwich(self) -> None:
-        tokens = min(self.budget.ctx, self.budget.engine.max_num_batched_tokens)
+        tokens = min(self.budget.ctx, self.budget.engine.step_tokens)
         self.steps.append({"do": "sandwich", "batch": 1, "tokens": tokens, "percent": SANDWICH})
         for name, outcome, word in (("above", "fits", "more"), ("below", "out_of_memory", "less")):
             why = f"{tokens:,} tokens under a ceiling of {SANDWICH}% {word} than the trace says they need"
@@ -273,7 +273,7 @@ class _Maker:
 
     def total(self) -> None:
         budget = self.budget
-        chunk = max(1, budget.engine.max_num_batched_tokens // budget.users)
+        chunk = max(1, budget.engine.step_tokens // budget.users)
         shape = {
             "batch": budget.users,
             "tokens": budget.ctx,
