@@ -80,11 +80,12 @@ def text(value: object) -> Any:
     return value if isinstance(value, Markup) else escape(_shown(value))
 
 
-def safe(markup: str) -> Any:
-    """Markup of our own, which is not escaped."""
+def safe(markup: str) -> str:
+    """Markup of our own (a `markupsafe.Markup`), which is not escaped."""
     from markupsafe import Markup
 
-    return Markup(markup)
+    found: str = Markup(markup)
+    return found
 
 
 def static(name: str) -> str:
