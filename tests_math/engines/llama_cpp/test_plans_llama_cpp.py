@@ -247,12 +247,12 @@ def test_changes_are_in_steps_of_cells(model: Get) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V3.2"])
 def test_a_model_whose_cells_are_not_known_is_refused(name: str, run: Callable[..., tuple[int, str, str]]) -> None:
-    """Exit code 2 and the reason, never a guess; the same model is planned for vLLM."""
+    """Exit code 2 and the reason, never a guess; the sum of its parts is planned."""
     code, out, err = run("plan", name, "--machine", "dgx-spark", "--engine", "llama_cpp", "--format", "bf16")
     assert (code, out) == (2, "")
     assert "llama.cpp keep" in err
     assert "not known here" in err
-    assert run("plan", name, "--machine", "dgx-spark", "--format", "bf16")[0] == 1
+    assert run("plan", name, "--machine", "dgx-spark", "--format", "bf16", "--engine", "arithmetic")[0] == 1
 
 
 def test_check_refuses_it_too(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
@@ -366,9 +366,9 @@ def test_the_page_carries_cells(model: Get) -> None:
     """What travels to the page are the bytes of a cell; a refusal travels as a refusal."""
     from membudget.report.explore import _cache
 
-    found = _cache("fp16", model(GEMMA))["llama_cpp"]
-    assert found == {"grows": ((81_920, 0), (425_984, 1024)), "fixed": 0}
+    found = _cache("fp16", model(GEMMA))["by"]["llama_cpp"]
+    assert (found["terms"], found["fixed"]) == ([[81_920, 0, 1], [425_984, 1024, 1]], 0)
     assert "has rows of 80" in _cache("q8_0", model("microsoft/phi-2"))["error"]
-    assert "fp8 is vllm's" in _cache("fp8", model(GEMMA))["llama_cpp"]["error"]
-    assert "not known here" in _cache("fp16", model("deepseek-ai/DeepSeek-V4-Flash"))["llama_cpp"]["error"]
+    assert "fp8 is vllm's" in _cache("fp8", model(GEMMA))["by"]["llama_cpp"]["error"]
+    assert "not known here" in _cache("fp16", model("deepseek-ai/DeepSeek-V4-Flash"))["by"]["llama_cpp"]["error"]
     json.dumps(found)
