@@ -8,7 +8,7 @@ PowerShell, in $PROFILE:               membudget completion powershell | Out-Str
 
 from __future__ import annotations
 
-import argcomplete
+from argcomplete.shell_integration import shellcode
 
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -23,5 +23,5 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Print argcomplete's script for the shell; what it offers is in `membudget.cli.commands.candidates`."""
-    script = argcomplete.shellcode(["membudget"], shell=args.shell)
+    script = shellcode(["membudget"], shell=args.shell)
     return Result(0, {"shell": args.shell, "script": script}, lambda: script.rstrip("\n"))
