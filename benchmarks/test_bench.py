@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget, Engine
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import settings_of
 from membudget.model import Model, build
 from membudget.planning.ledger import Ledger, predict
 
@@ -35,7 +36,7 @@ def raw(name: str) -> dict[str, Any]:
 def budget(model: Model, users: int = 8) -> Budget:
     """A bf16 budget on a DGX Spark at 32,768 tokens."""
     return Budget(
-        "bench", model, formats.get("bf16"), "bf16", 32_768, users, machines.get("dgx-spark"), Engine("vllm", 8192)
+        "bench", model, formats.get("bf16"), "bf16", 32_768, users, machines.get("dgx-spark"), settings_of("vllm", 8192)
     )
 
 

@@ -136,6 +136,12 @@ def modelopt(raw: Quantization, dtype: str) -> Format:
             if groups:
                 return compressed(raw, dtype)
             raise raw.error("quant_algo", "is missing", "FP8, NVFP4 or MIXED_PRECISION")
+        # beside quant_algo the groups say the same once more; what would say another thing is refused
+        stored = {
+            str(group.get("weights")) for group in raw.table("config_groups").values() if isinstance(group, Mapping)
+        }
+        if len(stored) > 1:
+            raise raw.error("config_groups", f"has {len(stored)} kinds of weights beside quant_algo {name}", "one kind")
         return _by_rules("modelopt", raw, [Rule(None, _algorithm(raw, name))], skip, dtype, strict=False)
     if not layers:
         raise raw.error("quantized_layers", "is missing", "an object of layers: MIXED_PRECISION says nothing else")
