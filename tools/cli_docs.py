@@ -88,6 +88,7 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "count": {
         "model, model_type, source, unknown, unproven, assumed": "as in `plan`",
+        "notes": "custom code, and keys of the config that are not read, in words",
         "params, active, checkpoint": "parameters; those one token reads; with what published files store beside them",
         "by_role, by_part": "`params` by bucket, and by finer role (`mlp.experts`)",
         "layers": "alike neighbours together: `prefix`, `first`, `last`, `params`, `active`, `by_part`, `cache`, "
