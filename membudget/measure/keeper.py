@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from os import _exit
 from typing import Any
 
 from membudget.host import processes
@@ -68,13 +69,13 @@ def _start(command: list[str]) -> int:
             os.setsid()
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != keeper:
-                os._exit(126)
+                _exit(126)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             os.execvp(command[0], command)
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         finally:
-            os._exit(127)
+            _exit(127)
     return pid
 
 

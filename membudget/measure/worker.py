@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from os import _exit
 from typing import Any
 
 from membudget.host.sources import snap
@@ -75,7 +76,7 @@ def answer_each(jobs: list[dict[str, Any]], say: _Voice) -> list[int]:
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
-                os._exit(code)
+                _exit(code)
         _, status = os.waitpid(pid, 0)
         codes.append(os.waitstatus_to_exitcode(status))
     return codes
@@ -211,7 +212,7 @@ def _leave() -> None:
     with contextlib.suppress(OSError, AttributeError):
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+    _exit(1)
 
 
 if __name__ == "__main__":

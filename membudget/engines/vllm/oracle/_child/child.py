@@ -23,6 +23,7 @@ import os
 import sys
 import time
 import types
+from os import _exit
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -414,7 +415,7 @@ def main_of_many(jobs: list[dict[str, Any]], folder: str) -> list[dict[str, Any]
                 status = 0
             finally:
                 sys.stdout.flush()
-                os._exit(status)
+                _exit(status)
         _, status = os.waitpid(child, 0)
         if status:
             answers.append({"version": vllm.__version__, "died": status, "rows": []})
@@ -431,4 +432,4 @@ if __name__ == "__main__":
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(result, file)
     sys.stdout.flush()
-    os._exit(0)  # leave no engine threads behind
+    _exit(0)  # leave no engine threads behind

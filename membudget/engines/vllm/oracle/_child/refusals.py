@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from os import _exit
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -128,4 +129,4 @@ if __name__ == "__main__":
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(result, file)
     sys.stdout.flush()
-    os._exit(0)
+    _exit(0)
