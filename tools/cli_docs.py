@@ -166,6 +166,7 @@ KEYS: dict[str, dict[str, str]] = {
         "model, equal": "whether the arithmetic agrees in every case",
         "version, params, layout, seconds": "of the vLLM that was asked",
         "rows": "one object a case, with `differences`",
+        "format": "with --engine llama_cpp; its rows have its settings, `llama.cpp` and `arithmetic` by part, `refused`",
     },
     "trace": {
         "model, model_class, tokens, batch, attention, logits, dtype": "what was traced",

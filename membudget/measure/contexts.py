@@ -47,7 +47,7 @@ def compare(
         return {"alone": alone, "first": first, "second": other, "source": "NVML's figure of each process"}
     known = [item for item in known_free if isinstance(item, int)]
     reason = next(item.reason for item in (alone, first, other) if isinstance(item, Unknown))
-    # Each step must take something: a figure that others move is no measurement.
+    # Each step must take something: a figure that others move is not a measurement.
     if len(known) < len(known_free) or not known[0] > known[1] > known[2]:
         return {"unknown": f"NVML does not say what each process holds ({reason}), and neither does what is free"}
     source = f"what is free on the device before and after ({reason})"

@@ -1,5 +1,6 @@
 """Explain a vLLM log in one screen: did it start, where every byte went, does it match the arithmetic, what helps.
 
+A file that llama.cpp, llama-server, Ollama or LM Studio wrote is explained, too (docs/llama-cpp.md).
 Reads a file, or a stream: `vllm serve ... 2>&1 | membudget log -`.  With --json: one object an engine, in a list.
 With --budget the model, the engine's settings and the KV cache memory are compared with the budget, too.
 An excerpt leaves out settings: --model, --vllm-version and vLLM's own options fill them in, those below and any
@@ -18,11 +19,15 @@ from membudget.budgets.budget import Budget
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, context, count, share, short_repr, size
+from membudget.engines.llama_cpp import logs as llama_logs
+from membudget.engines.llama_cpp.plan import Server
 from membudget.engines.vllm.logs.against import Expected
 from membudget.engines.vllm.logs.explain import Explained, explain_file
 from membudget.engines.vllm.logs.given import Given
 from membudget.engines.vllm.options import DECLARED
 from membudget.errors import MembudgetError
+from membudget.formats import get
+from membudget.formats.gguf import Gguf
 from membudget.units import gib
 
 #: A budget's vLLM flags and what the pool's question calls them.
@@ -37,6 +42,8 @@ _ASKED = {
 LEARNED = "vllm_profile"
 _PARTS = ("weights", "activation", "non_torch", "cuda_graphs")
 _MOST = 2**40
+#: Characters of a llama.cpp log that are read.
+_MOST_TEXT = 2**26
 #: vLLM's options that take a whole number: their name here, and the short form.
 _COUNTS = (
     ("tensor_parallel_size", "--tp"),
@@ -97,6 +104,8 @@ def run(args: Arguments) -> Result:
     """Read, compare, explain."""
     if args.budget and args.model:
         raise InputError("--model and --budget: a budget names its model; pass one of them")
+    if not args.budget and (found_llama := _llama(args)):
+        return found_llama
     given = _of_budget(args.budget) if args.budget else Given(model=_model(args))
     given = Given(given.model, args.vllm_version, _settings(args), given.known, given.expected)
     try:
@@ -105,6 +114,24 @@ def run(args: Arguments) -> Result:
         raise InputError(f"{short_repr(args.file)}: cannot be read: {error.strerror or error}") from None
     notes = _learn(args, found) if args.learn else []
     return Result(0 if found.good else 1, found.document, lambda: "\n\n".join([found.text, *notes]))
+
+
+def _llama(args: Arguments) -> Result | None:
+    """Of a file that llama.cpp, llama-server, Ollama or LM Studio wrote; None for all else."""
+    if not os.path.isfile(args.file):
+        return None
+    try:
+        with open(args.file, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_TEXT)
+    except OSError:
+        return None  # the reader below says why
+    if "vllm" in text.lower():
+        return None
+    # a format's own bytes are what a longest context is computed with
+    layout = get(args.format) if args.format and args.model else None
+    model = _model(args) if isinstance(layout, Gguf) else None
+    found = llama_logs.explain(text, Server.written(model, layout) if model and isinstance(layout, Gguf) else None)
+    return None if found.code == 2 else Result(found.code, found.document, lambda: found.text)
 
 
 def _learn(args: Arguments, found: Explained) -> list[str]:

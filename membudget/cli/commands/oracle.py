@@ -1,6 +1,7 @@
 """Ask the installed vLLM how it would carve its pool, without a GPU and without weights, and compare with ours.
 
-Exit code 0: the arithmetic agrees in every case; 1: it differs; 3: no vLLM to ask (--vllm, MEMBUDGET_VLLM).
+With --engine llama_cpp a real libllama is asked for its caches and buffers (docs/llama-cpp.md).
+Exit code 0: the arithmetic agrees in every case; 1: it differs; 3: no engine to ask (--vllm, MEMBUDGET_VLLM; --llama).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from membudget.cli.commands import Result
+from membudget.cli.commands import Result, oracle_llama
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
 from membudget.data.defaults import MAX_CTX
@@ -27,6 +28,7 @@ def options(parser: Declares) -> None:
     """The arguments of `membudget oracle`."""
     add = parser.add_argument
     model_argument(parser)
+    add("--engine", choices=("vllm", "llama_cpp"), default="vllm", help="default: vllm")
     add("--vllm", metavar="PATH", help=f"its python, environment or command; default: {ENV}")
     add("--available-kv", metavar="SIZE", default=DEFAULT_AVAILABLE, help=f"for the pool; default: {DEFAULT_AVAILABLE}")
     add("--max-model-len", metavar="N", action="append", help=f"may be repeated; default: {DEFAULT_LENGTH}")
@@ -38,10 +40,13 @@ def options(parser: Declares) -> None:
     add("--users", action="store_true", help="run its scheduler: how many requests of --max-model-len decode at once")
     add("--max-num-seqs", metavar="N", default=DEFAULT_SEQS, help=f"with --users; default: {DEFAULT_SEQS}")
     add("--timeout", metavar="SECONDS", default="900", help="default: 900")
+    oracle_llama.options(parser)
 
 
 def run(args: Arguments) -> Result:
     """Ask, then compare."""
+    if args.engine == "llama_cpp":
+        return oracle_llama.run(args)
     lengths = [context("--max-model-len", text, MAX_CTX) for text in args.max_model_len or [DEFAULT_LENGTH]]
     steps = [context("--max-num-batched-tokens", t, MAX_CTX) for t in args.max_num_batched_tokens or [DEFAULT_BATCHED]]
     tp, pp = count("--tp", args.tp, 4096), count("--pp", args.pp, 4096)

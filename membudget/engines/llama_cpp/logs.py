@@ -17,6 +17,7 @@ from membudget.engines.llama_cpp.plan import Server
 from membudget.engines.llama_cpp.prints import HALF, Prints, mib, plain, read
 from membudget.engines.llama_cpp.settings import CACHE_TYPES, FlashAttention, Settings
 from membudget.errors import MembudgetError
+from membudget.text.sanitize import printable, without_tokens
 
 MIB = 2**20
 #: What starts a server's log anew: Ollama's runners.
@@ -42,7 +43,7 @@ _BREAKDOWN_LINE = re.compile(r"memory_breakdown(?:_print)?:")
 
 @dataclass(frozen=True)
 class Failure:
-    """A buffer that was not to be had."""
+    """A buffer that could not be allocated."""
 
     #: as printed; empty where only a size is
     device: str
@@ -265,7 +266,9 @@ def _block(log: Log, differs: list[str], helps: list[str]) -> str:
     lines = [f"llama.cpp: {title}" if title else "llama.cpp"]
     if log.failures:
         lines.append("it did not start, or only after it tried again:")
-        lines += [f"  no {_text(one.bytes)} to be had on {one.device or 'the device'}" for one in log.failures]
+        lines += [
+            f"  {_text(one.bytes)} could not be allocated on {one.device or 'the device'}" for one in log.failures
+        ]
     if log.places:
         lines.append(f"  {'':14}{'weights':>12}{'kv cache':>12}{'buffers':>12}{'in all':>12}")
     for name, parts in log.places.items():
@@ -281,7 +284,7 @@ def _block(log: Log, differs: list[str], helps: list[str]) -> str:
         lines.append(f"  {on} of {of} layers on devices" + ("" if on == of else f"; {of - on} on the host"))
     lines += [f"  differs: {one}" for one in differs]
     lines += [f"  would help: {one}" for one in helps]
-    return "\n".join(lines)
+    return printable(without_tokens("\n".join(lines)))
 
 
 def _document(log: Log, differs: list[str], helps: list[str]) -> dict[str, Any]:

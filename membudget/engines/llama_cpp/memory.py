@@ -20,11 +20,13 @@ _OTHERWISE = frozenset(("deepseek4", "deepseek32", "glm-dsa", "dots3note", "mini
 def caches(header: Header, settings: Settings) -> list[Part]:
     """Parts of the cache, in bytes: ``full``, ``window``, ``recurrent``; a part without layers is left out.
 
-    Raises `ComputeError` for an architecture whose caches are not known here, and
+    Raises `ComputeError` for an architecture whose caches are not supported, and
     `membudget.formats.FormatError` for a type whose blocks do not divide a row.
     """
     if header.arch in _OTHERWISE:
-        raise ComputeError(f"how llama.cpp keeps {header.arch}'s caches is not known here; ask it: membudget oracle")
+        raise ComputeError(
+            f"{header.arch}: its caches in llama.cpp are not supported; ask: membudget oracle --engine llama_cpp"
+        )
     trained = header.key("context_length")
     _, each = settings.cells(trained)
     streams = 1 if settings.unified else settings.slots
@@ -93,7 +95,7 @@ def row(header: Header, layer: Layer) -> tuple[int, int]:
 def value_row(header: Header, own: int, settings: Settings) -> int:
     """Columns of a row of values: as wide as the widest layer's in a cache that is transposed, without flash attention.
 
-    own: the layer's; 0 is none, as in MLA's cache of keys alone.
+    own: the layer's; 0 in MLA's cache, which has keys alone.
     """
     padded = not settings.flash and (own or header.arch == "deci")
     return header.v_width(own) if padded else own

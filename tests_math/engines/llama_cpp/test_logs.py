@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from membudget.cli.main import main
 from membudget.engines.llama_cpp.logs import Log, explain, read_logs, settings_of
 from membudget.engines.llama_cpp.plan import Server
 from membudget.engines.llama_cpp.settings import Settings
@@ -143,3 +144,11 @@ def test_what_would_fit() -> None:
 def _settings() -> Settings:
     (log,) = read_logs(LINES)
     return settings_of(log.prints)
+
+
+def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """membudget log of a file that llama.cpp wrote."""
+    path = tmp_path / "server.log"
+    path.write_text(LINES)
+    assert main(["log", str(path)]) == 0
+    assert "33 of 33 layers on devices" in capsys.readouterr().out

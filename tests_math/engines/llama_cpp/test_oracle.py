@@ -8,6 +8,7 @@ import pytest
 
 from membudget.checkpoint.gguf_header import tensors, write
 from membudget.checkpoint.gguf_header_keys import metadata
+from membudget.cli.main import main
 from membudget.engines.llama_cpp.oracle import LibraryMissing, OracleError, ask, ask_file, find_library
 from membudget.engines.llama_cpp.settings import FlashAttention, Settings
 from membudget.formats.gguf import gguf
@@ -90,3 +91,11 @@ def test_no_library_names_the_command(tmp_path: pathlib.Path) -> None:
     with pytest.raises(LibraryMissing, match="npm install") as caught:
         find_library(str(tmp_path))
     assert caught.value.code == "no_llama_cpp"
+
+
+@needs_library
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """membudget oracle --engine llama_cpp: both sides, and code 0."""
+    code = main(["oracle", f"{MODELS}/Qwen--Qwen3-0.6B.json", "--engine", "llama_cpp", "-np", "4", "--offline"])
+    assert code == 0
+    assert "cache 896.00 (arithmetic 896.00), compute 300.75 (arithmetic 300.75)" in capsys.readouterr().out

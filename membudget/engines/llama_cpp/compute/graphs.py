@@ -44,7 +44,7 @@ def proven(arch: str) -> bool:
 def compute_buffer(header: Header, settings: Settings, alignment: int = CPU_ALIGNMENT) -> int:
     """Bytes of the compute buffer with every step on one backend.
 
-    Raises `ComputeError` for an architecture whose graph is not known here.
+    Raises `ComputeError` for an architecture whose graph is not supported.
     """
     _known(header)
     return _once(header, settings, lambda plain: graph(header, plain).tape.size(alignment), "compute", alignment)
@@ -61,7 +61,7 @@ def _once(header: Header, settings: Settings, size: Callable[[Settings], int], *
 def _known(header: Header) -> None:
     if not proven(header.arch):
         raise ComputeError(
-            f"the compute buffer of {header.arch} is not known here; ask llama.cpp: membudget oracle --engine llama_cpp"
+            f"the compute buffer of {header.arch} is not supported; ask llama.cpp: membudget oracle --engine llama_cpp"
         )
 
 

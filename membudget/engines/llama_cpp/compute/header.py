@@ -37,7 +37,7 @@ _NO_WEIGHT_NORM = frozenset(("deepseek", "gpt-oss", "jamba", "llama4", "olmoe", 
 
 
 class ComputeError(MembudgetError):
-    """A graph that is not known here: says whose."""
+    """A graph that is not supported: says whose."""
 
 
 class Layer:
