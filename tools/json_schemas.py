@@ -79,8 +79,11 @@ CASES: dict[str, list[list[str]]] = {
         ["Qwen/Qwen3-8B", "--machine", "h100"],
         ["google/gemma-3-27b-it", "--machine", "h100"],
         ["Qwen/Qwen3.5-9B", "--machine", "h100"],
+        ["openai/gpt-oss-20b", "--machine", "h100"],
+        ["google/gemma-2-9b", "--available-kv", "20GiB", "--max-num-batched-tokens", "8192"],
         ["deepseek-ai/DeepSeek-V3", "--machine", "h200"],
     ],
+    "upgrade": [["0.24.0", "0.32.0", "google/gemma-2-9b", "--offline"], ["0.27.1", "0.32.0", str(ROOT / "budgets")]],
     "log": [[str(path)] for path in LOG_FILES],
     "history": [["--runs", RUNS], ["--runs", RUNS, "--lines"]],
     "diff": [

@@ -185,7 +185,7 @@ def test_a_declared_mix_is_a_row_of_its_own(run: Run, ask: Ask) -> None:
 @pytest.mark.parametrize("machine", ["apple-m1-max-64gb", "mi300x", "rtx-4090"])
 def test_what_is_for_llama_cpp_fits_there(ask: Ask, model: str, machine: str) -> None:
     """Each change that names a GGUF is planned for llama.cpp as well: the engine that reads it."""
-    asked = ["plan", model, "--machine", machine, "--ctx", "268", "--users", "48"]
+    asked = ["plan", model, "--machine", machine, "--ctx", "268", "--users", "48", "--engine", "vllm"]
     _, plan = ask(*asked)
     for change in plan["changes"]:
         if "for llama.cpp" not in change["text"]:

@@ -16,7 +16,10 @@ from membudget.planning.ledger import predict
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.suite
 
-FITS = "model: meta-llama/Llama-3.2-1B\nformat: bf16\nkv_cache_dtype: bf16\nctx: 8Ki\nusers: 4\nmachine: rtx-4090\n"
+FITS = (
+    "model: meta-llama/Llama-3.2-1B\nformat: bf16\nkv_cache_dtype: bf16\nctx: 8Ki\nusers: 4\nmachine: rtx-4090\n"
+    "engine: {arithmetic: {}}\n"
+)
 #: A test that measures: it says what a file beside it says.
 MEASURES = """
 from pathlib import Path
