@@ -1,7 +1,7 @@
 """membudget: the memory a language model needs to serve people, predicted and proven.
 
 >>> import membudget
->>> ledger = membudget.plan("Qwen/Qwen3-8B", "dgx-spark", ctx=32_768, users=8)
+>>> ledger = membudget.plan("Qwen/Qwen3-8B", "dgx-spark", ctx=32_768, users=8, engine="arithmetic")
 >>> ledger.sums["weights"], ledger.sums["kv_cache"]  # bytes
 (16381470720, 38654705664)
 >>> ledger.fits, ledger.limiting_bucket

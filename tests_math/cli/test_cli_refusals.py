@@ -25,7 +25,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "said"),
     [
         ("check --models nowhere", "--models 'nowhere': no such folder"),
-        ("probe --only nonsense b.yaml", "--only: 'nonsense' is refused; allowed is context, weights, growth"),
+        ("probe --only nonsense b.yaml", "--only: 'nonsense' is refused; allowed is preflight, context, weights"),
         ("probe --models nowhere b.yaml", "--models 'nowhere': no such folder"),
         ("init Qwen/Qwen3-8B --machine h100 --to /dev/null", "--to /dev/null: it is there, and no folder"),
         ("plan Qwen/Qwen3-8B --users 010", "--users: '010' is octal to some readers"),
@@ -145,7 +145,7 @@ def test_pages_are_written_over_other_files_only_at_ones_word(run: Run) -> None:
     Path("notes.txt").write_text("mine", encoding="utf-8")
     code, _, err = run(*explore, "notes.txt")
     assert code == 2
-    assert "-o notes.txt: is there, and no page of membudget; --force writes over it" in err
+    assert "-o notes.txt: exists and is no page of membudget; --force overwrites it" in err
     assert Path("notes.txt").read_text(encoding="utf-8") == "mine"
     assert run(*explore, "notes.txt", "--force")[0] == 0
 

@@ -23,5 +23,5 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Print argcomplete's script for the shell; what it offers is in `membudget.cli.commands.candidates`."""
-    script = shellcode(["membudget"], shell=args.shell)
+    script = shellcode(["membudget"], True, args.shell)
     return Result(0, {"shell": args.shell, "script": script}, lambda: script.rstrip("\n"))
