@@ -239,14 +239,15 @@ def total(bench: Bench, step: dict[str, Any]) -> Figures:
     """
     before = snap("before").usable
     bench.load()
-    bench.meter.settle()
+    base = bench.meter.settle()  # with the workspaces of libraries, which are no tensors of the model
     bench.meter.reset_peak()
     prompt = step["tokens"] - step["decode"]
     with torch.no_grad():
         cache = bench.prefill(step["batch"], prompt, chunk=step.get("chunk", 0))
         cache = bench.decode(step["batch"], step["decode"], cache)
         bench.meter.synchronize()
-    found: Figures = {"allocator": bench.meter.peak(), "reserved": bench.meter.peak_reserved()}
+    live = bench.weights + bench.meter.peak() - base
+    found: Figures = {"allocator": live, "reserved": bench.meter.peak_reserved()}
     at = snap("loaded")
     process, usable = at.fields["device_process"], at.usable
     found["process"] = None if isinstance(process, Unknown) else process
