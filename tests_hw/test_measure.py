@@ -15,7 +15,7 @@ import pytest
 
 from membudget.budgets.budget import Budget
 from membudget.engines import activations
-from membudget.host import system
+from membudget.host import processes
 from membudget.measure import guard
 from membudget.measure.comparison import Comparison
 from membudget.measure.plan import plan
@@ -143,13 +143,13 @@ def test_worker_ends_with_its_parent(llama: Budget) -> None:
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    started = system._stat(str(pid))
+    started = processes.started(pid)
     assert started is not None
     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert _wait(lambda: not system.is_running(pid, started[1]), 10)
+    assert _wait(lambda: not processes.is_running(pid, started), 10)
 
 
 def test_lost_measurement_keeps_what_it_found(llama: Budget) -> None:

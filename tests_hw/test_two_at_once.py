@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from membudget.machines import Machine
-from membudget.measure.pairs import Claim, Shown, predict, show
+from membudget.measure.pairs import Claim, Kind, Shown, predict, show
 from membudget.measure.run import available_on, device_of
 from membudget.units import GIB, MIB
 
@@ -58,7 +58,7 @@ def _rss(pid: int) -> int:
 def test_the_predicted_one_fails(kind: str, order: tuple[str, str]) -> None:
     """While one holds 640 of 2,048 MiB the other is refused, or runs out on its way; in the other order the other."""
     pytest.importorskip("torch")
-    first, second = Claim(order[0], CLAIM), Claim(order[1], CLAIM, kind)
+    first, second = Claim(order[0], CLAIM), Claim(order[1], CLAIM, Kind(kind))
     predicted = predict(first, second, RESERVE, SIZE)
     assert predicted.fails == order[1]
     box = Box()
@@ -91,7 +91,7 @@ def _on_device(machine: Machine, kind: str) -> Shown:
     now = available()
     if now is None or now < 8 * GIB:
         pytest.skip(f"needs 8 GiB free on the device; {now if now is None else f'{now / GIB:.1f} GiB'} is")
-    first, second, reserve = Claim("chat", 4 * GIB), Claim("embed", 4 * GIB, kind), now - 6 * GIB
+    first, second, reserve = Claim("chat", 4 * GIB), Claim("embed", 4 * GIB, Kind(kind)), now - 6 * GIB
     predicted = predict(first, second, reserve, now)
     assert predicted.fails == "embed"
     shown = show(first, second, reserve, available=available, device=device_of(machine))
