@@ -123,7 +123,7 @@ def test_an_option_that_contradicts_the_log_is_named(ask: Ask, written: Callable
 
 def test_a_folder_of_the_hubs_cache_names_the_model(ask: Ask, written: Callable[[list[str]], str]) -> None:
     """``models--ORG--NAME`` is the hub's own way to write ORG/NAME."""
-    cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen3.5-27B/snapshots/0123abcd"
+    cached = "/home/user/.cache/huggingface/hub/models--Qwen--Qwen3.5-27B/snapshots/0123abcd"
     code, (found,) = ask("log", written([line.replace("~/qwen3.6-27b-int4", cached) for line in TWO_3090]))
     assert code == 0
     assert found["arithmetic"] is not None
