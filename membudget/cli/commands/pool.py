@@ -131,15 +131,15 @@ def _of_machine(
     plan = VllmPlan(model, form, machine, asked)
     ctx = asked.options.get("max_model_len") or model.longest.tokens
     if fitted:
-        ctx = plan.start(ctx).pool.max_model_len or ctx
+        ctx = plan.starts.start(ctx).pool.max_model_len or ctx
     answer = plan.answer(Load(ctx, 1))
-    start = plan.start(ctx)
+    start = plan.starts.start(ctx)
     notes = [note.text for note in answer.notes]
     if answer.claimed is not None and share.takes_reserve(machine, asked):
         notes.append(_too_large_a_share(machine, asked))
     notes += available_now(machine, machine.os_reserve)
     requested = (start.profiled.part("requested"), *start.parts[start.least])
-    served = plan.served(ctx)
+    served = plan.serving.served(ctx)
     details = Details(start.pool, answer.starts, answer.users, served.binds.value, requested)
     return details, notes
 
