@@ -35,7 +35,7 @@ class Keys:
         count = self.integer("block_count")
         stored = 1 + max((_layer_of(name) for name in self.tensors), default=-1)
         if self.nextn > stored or count > stored + self.nextn:
-            raise self.error("block_count", f"is {count:,} ({self.nextn:,} of prediction), with tensors of {stored:,}")
+            raise self.error("block_count", f"is {count:,}, and the file has tensors of {stored:,} layers")
         self.layers = count - self.nextn
         if self.layers < 1:
             raise self.error("block_count", f"leaves {self.layers} layers without {self.nextn} of prediction")

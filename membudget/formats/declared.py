@@ -135,6 +135,7 @@ def _deepseek_v4(raw: Quantization, dtype: str, rows: int, columns: int) -> Form
     algorithm = raw.text("moe_quant_algo").upper()
     if algorithm == "NVFP4":
         experts = schemes.nvfp4("modelopt", raw.integer("group_size", 16))
+        _experts_alone(raw, algorithm)
     elif algorithm:
         raise raw.error("moe_quant_algo", f"is {algorithm!r}", "NVFP4")
     # ModelOpt's list says what is not NVFP4; it stays in fp8
@@ -148,6 +149,16 @@ def _deepseek_v4(raw: Quantization, dtype: str, rows: int, columns: int) -> Form
 
     key = ("declared", "deepseek_v4", flat.key, experts.key, tuple(ignored))
     return Safetensors("fp8", key, _keep(choose, matcher(ignored, f"{raw.source}: {raw.where}")), dtype)
+
+
+def _experts_alone(raw: Quantization, algorithm: str) -> None:
+    """Refuse ModelOpt's lists where they say more than `moe_quant_algo`: other layers, or another algorithm."""
+    for layer, values in raw.table("quantized_layers").items():
+        stored = values.get("quant_algo") if isinstance(values, Mapping) else values
+        if not layer.endswith(".experts") or stored != algorithm:
+            raise raw.error("quantized_layers", f"has {layer}: {stored!r}"[:80], f"experts in {algorithm} alone")
+    if len(raw.table("config_groups")) > 1:
+        raise raw.error("config_groups", "has more than one group", f"one, of experts in {algorithm}")
 
 
 def _fbgemm(raw: Quantization, dtype: str) -> Format:

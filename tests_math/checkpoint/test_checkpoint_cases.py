@@ -95,6 +95,11 @@ def test_gemma4_26b_head_widths(tmp_path: Path, model: Get) -> None:
     assert {spec.window for spec in gemma.caches if spec.kind == "sliding"} == {1024}
 
 
+def _norms(layers: int, width: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """A tensor of every layer: block_count may not exceed what the file stores."""
+    return {f"blk.{layer}.attn_norm.weight": ("F32", (width,)) for layer in range(layers)}
+
+
 def gemma4_12b(tmp_path: Path) -> Model:
     """Gemma-4-12B's attention as two reports give it; the MLP's width is made up."""
     slides = [(layer + 1) % 6 != 0 for layer in range(48)]
@@ -114,7 +119,8 @@ def gemma4_12b(tmp_path: Path) -> Model:
         ".attention.sliding_window_pattern": slides,
         ".embedding_length_per_layer_input": 0,
     }
-    path = write_gguf(tmp_path / "m.gguf", "gemma4", keys, {"token_embd.weight": ("F16", (262_144, 3840))})
+    tensors = {"token_embd.weight": ("F16", (262_144, 3840)), **_norms(48, 3840)}
+    path = write_gguf(tmp_path / "m.gguf", "gemma4", keys, tensors)
     return build(config_of(str(path)))
 
 
@@ -144,7 +150,8 @@ def test_lfm2_has_a_cache(tmp_path: Path) -> None:
         ".attention.head_count_kv": [8 if layer in attends else 0 for layer in range(16)],
         ".shortconv.l_cache": 3,
     }
-    path = write_gguf(tmp_path / "m.gguf", "lfm2", keys, {"token_embd.weight": ("F16", (65_536, 2048))})
+    tensors = {"token_embd.weight": ("F16", (65_536, 2048)), **_norms(16, 2048)}
+    path = write_gguf(tmp_path / "m.gguf", "lfm2", keys, tensors)
     lfm = build(config_of(str(path)))
     assert kinds(lfm) == {"recurrent": 10, "full": 6}
     assert per_token(lfm, "full") == 6 * 2 * 8 * 64
