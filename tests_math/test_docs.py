@@ -93,6 +93,7 @@ def test_sessions_print_what_is_shown(page: Path, project: Path) -> None:
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MEMBUDGET_", "CI"))},
         "PATH": f"{project / '.bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "PYTHONUTF8": "1",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(project / "hub"),
         "COLUMNS": "100",

@@ -19,11 +19,15 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from membudget.cli.commands import doctor  # noqa: E402
 from membudget.cli.main import main as membudget  # noqa: E402
+from membudget.doctor import Source  # noqa: E402
+from tests_math.doctor.doctor_machine import Machine, idle_spark  # noqa: E402
 
 FOLDER = ROOT / "membudget" / "data" / "json"
 LOGS = ROOT / "fixtures" / "logs" / "cpu"
@@ -111,6 +115,17 @@ def documents(command: str, cases: Iterable[list[str]]) -> list[Any]:
     return found
 
 
+def of_machines() -> list[Any]:
+    """The doctor's documents of this machine, of one that knows everything, and of one that knows nothing."""
+    found = []
+    with tempfile.TemporaryDirectory() as root:
+        nothing = Path(root, "nothing")
+        for world in (Source(), idle_spark(Path(root, "spark")), Machine(nothing), Machine(nothing, "darwin")):
+            with mock.patch.object(doctor, "SOURCE", return_value=world):
+                found += documents("doctor", CASES["doctor"])
+    return found
+
+
 def schema(values: list[Any], maps: tuple[str, ...], path: str = "") -> dict[str, Any]:
     """The narrowest schema of our kind that takes all the values; any where there are none."""
     if not values:
@@ -179,7 +194,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="membudget-json-") as folder:
         os.chdir(folder)
         for command, cases in CASES.items():
-            found = schema(documents(command, cases), MAPS.get(command, ()))
+            values = of_machines() if command == "doctor" else documents(command, cases)
+            found = schema(values, MAPS.get(command, ()))
             whole = {
                 "$schema": "https://json-schema.org/draft/2020-12/schema",
                 "title": f"membudget {command} --json",

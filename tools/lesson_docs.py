@@ -87,11 +87,13 @@ FIGURES: tuple[tuple[str, int, str, tuple[str, ...]], ...] = (
 
 
 def said(command: str) -> str:
-    """What a command prints, on 96 columns, without colour."""
-    out = io.StringIO()
+    """What a command prints, on 100 columns, without colour."""
+    kept = io.BytesIO()
+    out = io.TextIOWrapper(kept, encoding="utf-8", newline="\n")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         membudget(shlex.split(command)[1:])
-    return out.getvalue().rstrip("\n")
+    out.flush()
+    return kept.getvalue().decode("utf-8").rstrip("\n")
 
 
 def figure(command: str, path: tuple[str, ...]) -> Any:
@@ -133,7 +135,7 @@ def page() -> str:
 
 def main() -> int:
     """Write it; with --check say whether it is what the commands print."""
-    os.environ.update(COLUMNS="96", NO_COLOR="1", HF_HUB_OFFLINE="1")
+    os.environ.update(COLUMNS="100", NO_COLOR="1", HF_HUB_OFFLINE="1")
     if sys.argv[1:] == ["--check"]:
         before = PAGE.read_text(encoding="utf-8").splitlines()
         found = list(difflib.unified_diff(before, page().splitlines(), "docs/lesson.md", "as the commands print it"))

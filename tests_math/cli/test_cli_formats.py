@@ -170,7 +170,8 @@ def test_transformers_holds_no_gguf(ask: Ask, run: Run) -> None:
 
 def test_a_declared_mix_is_a_row_of_its_own(run: Run, ask: Ask) -> None:
     """A published quantization that shares its name with a plain format: both are rows, and its plan names none."""
-    asked = ("nvidia/DeepSeek-V4-Flash-NVFP4", "--machine", "b200", "--ctx", "8k", "--users", "1", "--engine", "arithmetic")
+    asked = ["nvidia/DeepSeek-V4-Flash-NVFP4", "--machine", "b200", "--ctx", "8k", "--users", "1"]
+    asked += ["--engine", "arithmetic"]
     _, document = ask("formats", *asked)
     rows = by_name(document)
     assert rows["fp8 (declared)"]["weights"] != rows["fp8"]["weights"]

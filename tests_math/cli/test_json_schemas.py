@@ -12,11 +12,14 @@ from jsonschema import Draft202012Validator
 
 from membudget.cli.commands.registry import available
 from membudget.cli.commands.schema import documents
+from membudget.doctor import Source
+from tests_math.doctor.doctor_machine import Machine, idle_spark
 
 pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parents[2]
 Ask = Callable[..., tuple[int, Any]]
+Put = Callable[[Source], None]
 LOGS = [path for kind in ("odd", "sizing") for path in sorted((ROOT / "fixtures" / "logs" / kind).glob("*.log"))][::2]
 RUNS = str(ROOT / "fixtures" / "history")
 #: They answer with an engine, a GPU or a network alone, or print a schema themselves.
@@ -107,3 +110,10 @@ def test_the_schemas_are_written_by_the_tool() -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
+
+
+@pytest.mark.parametrize("kind", ["spark", "nothing", "darwin"])
+def test_the_doctors_document_of_any_machine(kind: str, valid: Callable[..., Any], put: Put, tmp_path: Path) -> None:
+    """A machine that knows everything about itself, and ones that know nothing."""
+    put(idle_spark(tmp_path) if kind == "spark" else Machine(tmp_path, "darwin" if kind == "darwin" else "linux"))
+    valid("doctor")

@@ -87,10 +87,9 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Source], None]:
     return lambda source: monkeypatch.setattr(doctor, "SOURCE", lambda: source)
 
 
-@pytest.fixture
-def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
-    """An idle DGX Spark with everything installed, and a guard that runs."""
-    box = Machine(tmp_path)
+def idle_spark(root: Path) -> Machine:
+    """An idle DGX Spark with everything installed, and a guard that runs, laid out under `root`."""
+    box = Machine(root)
     box.memory(SPARK["idle"]["meminfo_kib"], "HugePages_Total: 0\nHugepagesize: 2048 kB\n")
     box.write("/proc/swaps", "Filename Type Size Used Priority\n")
     box.write("/proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
@@ -104,6 +103,13 @@ def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
         ),
     }
     box.packages = {"torch": "2.13.0+cu130", "transformers": "5.24.0", "vllm": "0.32.0", "nvidia-ml-py": "13.590"}
+    return box
+
+
+@pytest.fixture
+def spark(tmp_path: Path, put: Callable[[Source], None]) -> Machine:
+    """An idle DGX Spark, put in the doctor's way."""
+    box = idle_spark(tmp_path)
     put(box)
     return box
 

@@ -146,7 +146,7 @@ def test_nested_config_of_the_wrong_kind_is_refused() -> None:
 
 def test_unknown_type_is_refused() -> None:
     """A model_type without a recipe names what is known and how to add one."""
-    with pytest.raises(UnknownModelType, match="no recipe") as error:
+    with pytest.raises(UnknownModelType, match="is not supported") as error:
         build({"model_type": "never_heard_of", "hidden_size": 8}, "some/model")
     assert "llama" in str(error.value)
     assert "docs/new-model-family.md" in str(error.value)

@@ -114,7 +114,7 @@ kv_per_token: 32 full layers x 8 KV heads x (128 + 128) elements of bf16
 weights: 6,979,321,856 layer weights x 16 bits = 13,958,643,712 B; 1,050,939,392 others take 2,101,878,784 B
 max_users: 1.00 GiB of cache a user; weights 14.96 GiB + kv_cache 6.00 GiB + activations 932.06 MiB + overhead 1.50 GiB; 23.99 GiB in all
 
-budget   budgets/chat.yaml:9
+budget   budgets/chat.yaml:10
 since    transformers 5.23.0 -> 5.24.0 (last passed 2026-11-20)
 rerun    pytest 'test_mine.py::test_budget[chat]'"""
     )

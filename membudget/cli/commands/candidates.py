@@ -26,12 +26,19 @@ _FILES, _FOLDERS, _YAML = FilesCompleter(), DirectoriesCompleter(), FilesComplet
 
 
 def complete(**more: Any) -> None:
-    """Answer the shell and end the process.  more: as `argcomplete.autocomplete` takes them, for tests."""
+    """Answer the shell and end the process; options that a help leaves out are offered too.
+
+    more: as `argcomplete.autocomplete` takes them, for tests.
+    """
     words = os.environ.get("COMP_LINE", "").split()
     # no default completer: a word that no argument takes has no candidates, files least of all
     none: Any = None
     argcomplete.autocomplete(
-        _parser(words[1] if len(words) > 1 else ""), default_completer=none, validator=_goes_on, **more
+        _parser(words[1] if len(words) > 1 else ""),
+        default_completer=none,
+        validator=_goes_on,
+        print_suppressed=True,
+        **more,
     )
 
 

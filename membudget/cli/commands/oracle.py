@@ -29,7 +29,7 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     model_argument(parser)
     add("--engine", choices=("vllm", "llama_cpp"), default="vllm", help="default: vllm")
-    add("--vllm", metavar="PATH", help=f"its python, environment or command; default: {ENV}")
+    add("--vllm", metavar="PATH", help=f"its python or environment; default: {ENV}")
     add("--available-kv", metavar="SIZE", default=DEFAULT_AVAILABLE, help=f"for the pool; default: {DEFAULT_AVAILABLE}")
     add("--max-model-len", metavar="N", action="append", help=f"may be repeated; default: {DEFAULT_LENGTH}")
     add("--max-num-batched-tokens", metavar="N", action="append", help=f"may be repeated; default: {DEFAULT_BATCHED}")
@@ -37,7 +37,7 @@ def options(parser: Declares) -> None:
     add("--tp", metavar="N", default="1", help="tensor-parallel size; default: 1")
     add("--pp", metavar="N", default="1", help="pipeline-parallel size; default: 1")
     add("--platform", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
-    add("--users", action="store_true", help="run its scheduler: how many requests of --max-model-len decode at once")
+    add("--users", action="store_true", help="run its scheduler: requests that decode at once")
     add("--max-num-seqs", metavar="N", default=DEFAULT_SEQS, help=f"with --users; default: {DEFAULT_SEQS}")
     add("--timeout", metavar="SECONDS", default="900", help="default: 900")
     oracle_llama.options(parser)

@@ -21,14 +21,15 @@ DEFAULT_CTX = "8192"
 def options(parser: Declares) -> None:
     """The arguments that llama.cpp's settings are, by its own names."""
     add = parser.add_argument
-    add("--llama", metavar="PATH", help="llama.cpp: the folder of its library; default: the npm package's")
+    add("--llama", metavar="PATH", help="llama.cpp: its library's folder; default: npm's")
     add("--format", metavar="NAME", default="q4_k_m", help="llama.cpp: of the file; default: q4_k_m")
     add("-c", "--ctx-size", metavar="N", action="append", help=f"llama.cpp: may be repeated; default: {DEFAULT_CTX}")
     add("-np", "--parallel", metavar="N", default="1", help="llama.cpp: slots; default: 1")
     add("-ub", "--ubatch-size", metavar="N", default="512", help="llama.cpp: default: 512")
-    add("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="llama.cpp: default: auto")
-    add("-ctk", "--cache-type-k", choices=tuple(CACHE_TYPES), default="f16", help="llama.cpp: default: f16")
-    add("-ctv", "--cache-type-v", choices=tuple(CACHE_TYPES), default="f16", help="llama.cpp: default: f16")
+    flash, cache = tuple(mode.value for mode in FlashAttention), tuple(CACHE_TYPES)
+    add("-fa", "--flash-attn", metavar="MODE", choices=flash, default="auto", help="llama.cpp: on, off, auto (default)")
+    add("-ctk", "--cache-type-k", metavar="TYPE", choices=cache, default="f16", help="llama.cpp: keys; default: f16")
+    add("-ctv", "--cache-type-v", metavar="TYPE", choices=cache, default="f16", help="llama.cpp: values; default: f16")
     add("--swa-full", action="store_true", help="llama.cpp: windows keep all tokens")
 
 
