@@ -51,6 +51,7 @@ def render(choices: Sequence[Choice], machines: Iterable[Machine], start: Start)
         styles=("base.css", "explore.css"),
         scripts=("ledger.js", "curve.js", "explore.js"),
         data=document(choices, machines, start),
+        engines=list(summed()),
     )
 
 
