@@ -153,12 +153,14 @@ def _read(raw: dict[str, Any]) -> Record:
         if not isinstance(raw.get(name, ""), str):
             raise RecordError(f"{name} is {_kind(raw[name])}: text is needed")
     for name in ("versions", "flags", "skipped"):
-        table = raw.get(name, {})
+        table = raw.get(name, None if name == "versions" else {})
         if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
             raise RecordError(f"{name} is no table of names and texts")
     for name in ("machine", "budgets"):
         if not isinstance(raw.get(name), dict):
             raise RecordError(f"{name} is {_kind(raw.get(name))}: a table is needed")
+    if raw["machine"].get("memory") is not None:
+        _number("machine.memory", raw["machine"]["memory"], 0)
     budgets = {name: _entry(name, value) for name, value in raw["budgets"].items()}
     return Record(**{**{key: value for key, value in raw.items() if key != "schema"}, "budgets": budgets})
 
@@ -170,6 +172,7 @@ def _entry(budget: str, raw: object) -> Entry:
         raise RecordError(f"budgets.{budget}.verdict is {raw.get('verdict')!r}; allowed are {', '.join(VERDICTS)}")
     if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
         raise RecordError(f"budgets.{budget}: settings is a table and why a text")
+    _settings(f"budgets.{budget}.settings", raw.get("settings", {}))
     lines = {name: _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
     for name in WHOLE & lines.keys():
         _whole(f"budgets.{budget}.lines.{name}", lines[name])
@@ -202,6 +205,27 @@ def _whole(where: str, line: Line) -> None:
             raise RecordError(f"{where}.{side} is {value:,}: no size is negative; allowed are 0 {what} and more")
 
 
+def _settings(where: str, settings: dict[str, Any]) -> None:
+    """The settings that pages and drift compute with; all others are printed as they are."""
+    for name in ("ctx", "users"):
+        if name in settings:
+            _number(f"{where}.{name}", settings[name], 1)
+    caches = settings.get("caches", [])
+    if not isinstance(caches, list) or not all(isinstance(kind, str) for kind in caches):
+        raise RecordError(f"{where}.caches is {_kind(caches)}: a list of texts is needed")
+
+
+def _number(where: str, value: object, least: int) -> None:
+    if type(value) is not int or not least <= value <= IMPOSSIBLE:
+        shown = repr(value)
+        raise RecordError(f"{where} is {shown if len(shown) <= 30 else _kind(value)}: a whole number from {least}")
+
+
+def _possible(where: str, value: object) -> None:
+    if isinstance(value, int) and abs(value) > IMPOSSIBLE:
+        raise RecordError(f"{where} has {len(str(abs(value)))} digits: no machine has so much")
+
+
 def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
     found = raw.get("samples", {})
     if not isinstance(found, dict):
@@ -216,6 +240,8 @@ def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
             odd = [value for value in column if value is not None and type(value) is not int]
             if odd:
                 raise RecordError(f"{where}.{name} has {odd[0]!r}: whole numbers are needed, null where unknown")
+            for value in column:
+                _possible(f"{where}.{name}", value)
     return found
 
 
@@ -231,8 +257,7 @@ def _line(where: str, raw: object) -> Line:
         if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
             kind = "a word" if wanted is str else "a whole number"
             raise RecordError(f"{where}.{side} is {value!r}: {kind} is needed")
-        if isinstance(value, int) and abs(value) > IMPOSSIBLE:
-            raise RecordError(f"{where}.{side} has {len(str(abs(value)))} digits: no machine has so much")
+        _possible(f"{where}.{side}", value)
     try:
         line.holds  # noqa: B018
     except UnitError as error:

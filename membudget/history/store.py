@@ -81,7 +81,12 @@ def append_line(path: str, line: bytes) -> None:
 
 
 def read(path: str) -> Runs:
-    """Every record of one file; what cannot be read is a `Problem`, and never stops the rest."""
+    """Every record of one file; what cannot be read is a `Problem`, and never stops the rest.
+
+    Raises `OSError` where the file itself cannot be read; a pipe or a device is a `Problem`.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return Runs((), (Problem(path, 0, "not a regular file: pipes and devices are not read"),))
     content = _content(path)
     if content and not content.endswith(b"\n") and os.path.exists(path + LOCK):
         with lock_of(path):  # a writer may be in the middle of its line
@@ -104,20 +109,34 @@ def read(path: str) -> Runs:
 
 
 def read_folder(folder: str) -> Runs:
-    """Every record of every machine in a folder; no records where there is no folder."""
+    """Every record of every machine in a folder; no records where there is no folder.
+
+    A file or folder that cannot be read is a `Problem`: one bad file never stops the rest.
+    """
     records: list[Record] = []
     problems: list[Problem] = []
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    try:
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    except OSError as error:
+        return Runs((), (_unreadable(folder, error),))
     for name in names:
         path = os.path.join(folder, name)
         if name.endswith(SUFFIX):
-            found = read(path)
+            try:
+                found = read(path)
+            except OSError as error:
+                problems.append(_unreadable(path, error))
+                continue
             records += found.records
             problems += found.problems
         elif f"{SUFFIX}.torn-" in name:
             problems.append(Problem(path, 1, "the part of a record that a crash left; kept, not read", torn=True))
     unique = {record.id: record for record in records}
     return Runs(tuple(sorted(unique.values(), key=lambda record: (record.time, record.id))), tuple(problems))
+
+
+def _unreadable(path: str, error: OSError) -> Problem:
+    return Problem(path, 0, f"cannot be read: {error.strerror or type(error).__name__}")
 
 
 def lock_of(path: str) -> filelock.BaseFileLock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,22 @@ def test_a_torn_record_is_named(pytester: pytest.Pytester, run: Run) -> None:
     result = run("--compare=last-green", size=2000)
     result.stdout.fnmatch_lines(["not read: *box.jsonl:2: cut off by a crash*"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_bad_record_stops_nothing(pytester: pytest.Pytester, run: Run) -> None:
+    """A record without versions, and a pipe: the run is compared, recorded, and says what it could not read."""
+    run("--record", "--runs=runs")
+    place = next((pytester.path / "runs").glob("*.jsonl"))
+    bad = json.loads(place.read_text(encoding="utf-8"))
+    del bad["versions"]
+    with place.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**bad, "id": "20990101-bad"}) + "\n")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(pytester.path / "runs" / "pipe.jsonl")
+    result = run("--record", "--compare=last", "--runs=runs")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*not read: *versions is no table*", "*recorded *"])
+    assert len(read_folder(str(pytester.path / "runs")).records) == 2
 
 
 def test_xdist_makes_one_record_of_the_same(pytester: pytest.Pytester, run: Run) -> None:
