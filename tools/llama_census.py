@@ -48,6 +48,19 @@ GRID = (
 )
 #: What a class's defaults leave out or set so that no published model has it.
 GIVEN: dict[str, dict[str, Any]] = {
+    # tiiuae/falcon-40b and falcon-7b as they were first published
+    "RefinedWeb": {"hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60, "vocab_size": 65024},
+    "RefinedWebModel": {
+        "hidden_size": 4544, "n_head": 71, "n_layer": 32, "vocab_size": 65024, "multi_query": True,
+        "parallel_attn": True, "bias": False, "alibi": False,
+    },
+    # liuhaotian/llava-v1.6-vicuna-7b's text part
+    "llava_llama": {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "vocab_size": 32000,
+    },
+    # Qwen/Qwen3-Omni-30B-A3B-Instruct's thinker
+    "qwen3_omni_moe_text": {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
     "bitnet": {"tie_word_embeddings": True},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "hunyuan_v1_moe": {"num_experts": 16, "moe_topk": 2},

@@ -212,6 +212,11 @@ def _dots3(model: Model, own: Shapes) -> Metadata:
     }
 
 
+def _nemotron_moe(model: Model, own: Shapes) -> Metadata:
+    latent = own.any("ffn_latent_down.weight", 0)
+    return {**_heads_of_states(model, own), **({"moe_latent_size": latent} if latent else {})}
+
+
 def _deci(model: Model, own: Shapes) -> Metadata:
     kv = _kv(model, own)
     heads = model.config.heads
@@ -247,7 +252,7 @@ OF_ARCHITECTURE: dict[str, Callable[[Model, Shapes], Metadata]] = {
     "lfm2": lambda m, o: {**_heads_of_states(m, o), "shortconv.l_cache": o.any("shortconv.conv.weight", 1)},
     "lfm2moe": lambda m, o: {**_heads_of_states(m, o), "shortconv.l_cache": o.any("shortconv.conv.weight", 1)},
     "nemotron_h": _heads_of_states,
-    "nemotron_h_moe": _heads_of_states,
+    "nemotron_h_moe": lambda m, o: _nemotron_moe(m, o),
     "dbrx": lambda m, o: {"attention.clamp_kqv": 8.0},
     "gptneox": lambda m, o: {"use_parallel_residual": True},
     "llama4": lambda m, o: {"interleave_moe_layer_step": m.config.integer("interleave_moe_layer_step", 1)},

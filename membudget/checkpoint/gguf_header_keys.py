@@ -69,8 +69,7 @@ def metadata(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Metadata:
         raise FormatError(f"{model.name}: llama.cpp has no architecture for model_type {model.model_type!r}")
     if arch == "nemotron_h" and any(".ffn_up_exps." in name for name in shapes):
         arch = "nemotron_h_moe"
-    layers = model.config.layers
-    own = Shapes(shapes, layers)
+    own = Shapes(shapes, _layers(model))
     keys = _common(model, own)
     extra = OF_ARCHITECTURE.get(arch)
     if extra is not None:
@@ -83,6 +82,13 @@ def metadata(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Metadata:
         f"{arch}.vocab_size": vocabulary,
         "tokenizer.ggml.model": "none",
     }
+
+
+def _layers(model: Model) -> int:
+    """block_count; a config may name its layers one by one and give no number."""
+    if model.config.get("num_hidden_layers") is None and model.config.get("layers_block_type"):
+        return len(model.config.get("layers_block_type"))
+    return model.config.layers
 
 
 def _common(model: Model, own: Shapes) -> Metadata:

@@ -11,14 +11,17 @@ from __future__ import annotations
 from membudget.engines.llama_cpp.cells import Part, window_cells
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header, Layer
 from membudget.engines.llama_cpp.settings import Settings
+from membudget.engines.llama_cpp.sparse import COMPRESSED, INDEXED, kept
 from membudget.formats.ggml import TYPES
 
 #: Architectures whose caches are kept in ways that are not known here.
-_OTHERWISE = frozenset(("deepseek4", "deepseek32", "glm-dsa", "dots3note", "minimax-m3", "qwen4exp", "plamo2"))
+_OTHERWISE = frozenset(("qwen4exp", "plamo2"))
 
 
 def caches(header: Header, settings: Settings) -> list[Part]:
     """Parts of the cache, in bytes: ``full``, ``window``, ``recurrent``; a part without layers is left out.
+
+    Sparse attention has ``indexer``, ``csa`` and ``hca`` beside them (`sparse`).
 
     Raises `ComputeError` for an architecture whose caches are not supported, and
     `membudget.formats.FormatError` for a type whose blocks do not divide a row.
@@ -27,6 +30,8 @@ def caches(header: Header, settings: Settings) -> list[Part]:
         raise ComputeError(
             f"{header.arch}: its caches in llama.cpp are not supported; ask: membudget oracle --engine llama_cpp"
         )
+    if is_sparse(header):
+        return _sparse(header, settings)
     trained = header.key("context_length")
     _, each = settings.cells(trained)
     streams = 1 if settings.unified else settings.slots
@@ -55,6 +60,20 @@ def caches(header: Header, settings: Settings) -> list[Part]:
         kept = settings.slots * (1 + settings.draft_max) * len(recurrent)
         found.append(Part("recurrent", len(recurrent), settings.slots, 4 * conv * kept, 4 * state * kept))
     return found
+
+
+def is_sparse(header: Header) -> bool:
+    """Whether `sparse.kept` says what each layer keeps."""
+    return header.arch in INDEXED or header.arch == COMPRESSED
+
+
+def _sparse(header: Header, settings: Settings) -> list[Part]:
+    found: dict[str, Part] = {}
+    for layer in header.layers:
+        for name, cells, keys, values in kept(header, layer, settings):
+            old = found.get(name, Part(name, 0, cells, 0, 0))
+            found[name] = Part(name, old.layers + 1, cells, old.keys + keys, old.values + values)
+    return list(found.values())
 
 
 def is_recurrent(layer: Layer) -> bool:
@@ -124,4 +143,4 @@ def output_buffer(header: Header, settings: Settings) -> int:
     return 4 * header.vocab * settings.slots
 
 
-__all__ = ["Part", "caches", "has_cells", "is_recurrent", "output_buffer", "row", "states", "value_row"]
+__all__ = ["Part", "caches", "has_cells", "is_recurrent", "is_sparse", "output_buffer", "row", "states", "value_row"]

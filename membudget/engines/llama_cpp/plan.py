@@ -14,10 +14,20 @@ from membudget.checkpoint.gguf_header import tensors
 from membudget.checkpoint.gguf_header_keys import metadata
 from membudget.engines.llama_cpp.compute.graphs import compute_buffer, split_buffers
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
-from membudget.engines.llama_cpp.memory import caches, has_cells, is_recurrent, output_buffer, row, states, value_row
+from membudget.engines.llama_cpp.memory import (
+    caches,
+    has_cells,
+    is_recurrent,
+    is_sparse,
+    output_buffer,
+    row,
+    states,
+    value_row,
+)
 from membudget.engines.llama_cpp.offload import HOST, INPUT, device_of, places, weights
 from membudget.engines.llama_cpp.overhead import overhead
 from membudget.engines.llama_cpp.settings import Settings
+from membudget.engines.llama_cpp.sparse import kept
 from membudget.formats.ggml import TYPES
 from membudget.formats.gguf import Gguf
 from membudget.model import Model
@@ -211,6 +221,10 @@ def _caches(header: Header, settings: Settings, devices: int) -> list[Line]:
     conv, state = states(header)
     for layer in header.layers:
         place = device_of(layer.number, len(header.layers), settings, devices) if settings.kv_offload else HOST
+        if is_sparse(header):
+            for one in kept(header, layer, settings):
+                found[one.name, place] = found.get((one.name, place), 0) + one.keys + one.values
+            continue
         if has_cells(header, layer):
             name = "window" if header.window(layer) else "full"
             k, v = row(header, layer)
@@ -222,6 +236,8 @@ def _caches(header: Header, settings: Settings, devices: int) -> list[Line]:
     whys = {
         "full": "cells of every token", "window": "cells of windows: window x slots + ubatch, padded to 256",
         "recurrent": "fp32 states, one a slot and one more a drafted token",
+        "indexer": "cells of the indexer's keys, beside the layer's own", "csa": "compressed cells, one of 4 tokens",
+        "hca": "compressed cells, one of as many tokens as the layer's ratio",
     }  # fmt: skip
     return [
         _exact("kv_cache", name, place, size, f"{parts[name].cells:,} {whys[name]}", "llama-kv-cache.cpp")

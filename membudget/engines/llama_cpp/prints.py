@@ -89,6 +89,11 @@ _STATE = re.compile(
     rf"size *= *{_MIB} *\( *(\d+) cells, *(\d+) layers, *(\d+) seqs[^)]*\), *R \(([\w.]+)\): *{_MIB}, "
     rf"*S \(([\w.]+)\): *{_MIB}"
 )
+#: DeepSeek-V4's compressor states: ``csa ratio = 4, state = 8 x 1024, streams = 2, rs_seq = 3, layers = 21, size =``.
+_COMPRESSOR = re.compile(
+    rf"\w+ ratio *= *\d+, state *= *\d+ x \d+, streams *= *(\d+), rs_seq *= *(\d+), layers *= *(\d+), size *= *{_MIB}"
+)
+_COMPRESSOR_BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/()-]*) +DSV4 \w+ state buffer size *= *{_MIB}")
 _BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/()-]*) +(?:(model|KV|RS|output|compute) )?buffer size *= *{_MIB}")
 #: Ollama's own runner, which has llama.cpp's devices and not its words.
 _OLLAMA = re.compile(
@@ -145,6 +150,13 @@ def read(text: str) -> Prints:
         elif found := _STATE.search(line):
             size, cells, layers, _, _, conv, _, state = found.groups()
             states.append(StateLine(mib(size), int(cells), int(layers), mib(conv), mib(state)))
+        elif found := _COMPRESSOR.search(line):
+            streams, drafts, layers, size = found.groups()
+            # keys and gates, as much of each
+            half = mib(size) // 2
+            states.append(StateLine(mib(size), int(streams) * (1 + int(drafts)), int(layers), half, half))
+        elif found := _COMPRESSOR_BUFFER.search(line):
+            buffers["rs"][found[1]] = buffers["rs"].get(found[1], 0) + mib(found[2])
         elif found := _BUFFER.search(line):
             place = buffers[_KINDS[found[2] or "model"]]
             place[found[1]] = place.get(found[1], 0) + mib(found[3])
