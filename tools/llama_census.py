@@ -51,12 +51,21 @@ GIVEN: dict[str, dict[str, Any]] = {
     # tiiuae/falcon-40b and falcon-7b as they were first published
     "RefinedWeb": {"hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60, "vocab_size": 65024},
     "RefinedWebModel": {
-        "hidden_size": 4544, "n_head": 71, "n_layer": 32, "vocab_size": 65024, "multi_query": True,
-        "parallel_attn": True, "bias": False, "alibi": False,
+        "hidden_size": 4544,
+        "n_head": 71,
+        "n_layer": 32,
+        "vocab_size": 65024,
+        "multi_query": True,
+        "parallel_attn": True,
+        "bias": False,
+        "alibi": False,
     },
     # liuhaotian/llava-v1.6-vicuna-7b's text part
     "llava_llama": {
-        "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
         "vocab_size": 32000,
     },
     # Qwen/Qwen3-Omni-30B-A3B-Instruct's thinker

@@ -342,6 +342,16 @@ class OneEach(Hybrid):
             part = self.mixer(normed, layer)
         return self.tape.op("ADD", part, x)
 
+    def mlp(self, x: T, layer: Layer) -> T:
+        """An MLP or a mixture; experts may work in a latent of fewer columns, the router and the shared one do not."""
+        if not layer.has("ffn_latent_down.weight"):
+            return super().mlp(x, layer)
+        b, tape = self.b, self.tape
+        scores = tape.mul_mat(b.weight_of(layer, "ffn_gate_inp.weight"), x)
+        latent = tape.mul_mat(b.weight_of(layer, "ffn_latent_down.weight"), x)
+        routed = tape.mul_mat(b.weight_of(layer, "ffn_latent_up.weight"), b.moe(latent, layer, scores=scores))
+        return tape.op("ADD", routed, b.ffn(x, layer, "_shexp"))
+
     def qk(self, q: T, k: T, layer: Layer, *, normed: bool = False) -> tuple[T, T]:
         """No RoPE."""
         return q, k
