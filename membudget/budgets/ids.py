@@ -7,6 +7,8 @@ import os
 from collections.abc import Container, Sequence
 from unicodedata import category, normalize
 
+from membudget.text.sanitize import without_tokens
+
 
 def stem_of(file: str) -> str:
     """A file's name without its suffix, as an id takes it."""
@@ -57,7 +59,7 @@ def plain(text: str) -> str:
     """Letters and digits of any script, and what `-k` and a shell take as it is."""
     kept = (
         letter if letter.isalnum() or letter in "._-" or category(letter)[0] == "M" else " "
-        for letter in normalize("NFC", text)
+        for letter in normalize("NFC", without_tokens(text))
     )
     return "-".join("".join(kept).split()).strip("-") or "budget"
 

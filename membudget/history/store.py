@@ -43,7 +43,8 @@ class Runs(NamedTuple):
 
 def file_of(folder: str, machine: str) -> str:
     """The file of a machine's records."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in machine).strip(".-")
+    named = without_tokens(machine)  # before its slashes go: what is left of an address is no longer one
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in named).strip(".-")
     return os.path.join(folder, (safe or "unknown") + SUFFIX)
 
 

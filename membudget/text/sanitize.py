@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
-_TOKEN = r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"
-#: Of an address: the scheme, then who logs in.  Ends at the first character that cannot be part of it.
-_LOGIN = r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@"'<>?#]+@"""
+#: A token of the hub, also where letters stand before it; and the words of its libraries that begin alike.
+_TOKEN = r"(?:hf|api_org)_(?!(?:overrides|tokenizer|quantizer|transformers|processor)(?![A-Za-z0-9]))[A-Za-z0-9]{8,}"
+#: Of an address: the scheme, then who logs in.  A path squeezes its slashes into one, or turns them round.
+#: Ends at the first character that cannot be part of it.
+_LOGIN = r"""(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]+:[/\\]+)[^\s/\\@"'<>?#]+@"""
+#: The same without a scheme: //me:pw@host.
+_BARE_LOGIN = r"""(?<![A-Za-z0-9:/\\])(//)[^\s/\\@:"'<>?#]+:[^\s/\\@"'<>?#]+@"""
 
 
 def printable(text: str) -> str:
@@ -21,10 +25,11 @@ def printable(text: str) -> str:
 
 def without_tokens(text: str) -> str:
     """`text` with everything that looks like an access token replaced, and who logs in at an address (``//me:pw@``)."""
-    token = "hf_" in text or "api_org_" in text
-    if not token and not ("://" in text and "@" in text):
+    if "hf_" in text or "api_org_" in text:
+        text = re.sub(_TOKEN, "<access token>", text)
+    if "@" not in text:
         return text
-    return re.sub(_LOGIN, r"\1<credentials>@", re.sub(_TOKEN, "<access token>", text))
+    return re.sub(_BARE_LOGIN, r"\1<credentials>@", re.sub(_LOGIN, r"\1<credentials>@", text))
 
 
 def shown(name: str) -> str:
