@@ -25,7 +25,7 @@ IDLE = re.compile(
     r"rope_theta|scale_attn|scaling_factor|multiplier$|multipliers$|temperature|softcap|time_step_(?!rank)|_token$|"
     r"std$|probability|mask_|classifier_dropout|use_cache|norm_topk|rescale|reorder|residual_in_fp32|topk_method|"
     r"scoring_func|use_mamba_kernels|logits_to_keep|begin_suppress|suppress_tokens|gradient|layerdrop|clip|"
-    r"_embd_scale|scale_embedding|forced_|^dtype$|^task|tokenizer_class|prefix$"
+    r"_embd_scale|scale_embedding|forced_|^dtype$|^task_specific|tokenizer_class|prefix$"
 )
 #: Towers that wrappers name by model_type only.
 TOWERS = ("siglip_vision_model", "clip_vision_model", "pixtral")

@@ -181,10 +181,10 @@ class Config:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false; absent or null gives `default`."""
+        """true or false; absent gives the class's value, else `default`; null is false, as Python reads it there."""
         value = self.get(key)
         if value is None:
-            return default
+            return default and not self.has(key)
         if not isinstance(value, bool):
             raise self.error(key, f"is {_show(value)}", "true or false")
         return value

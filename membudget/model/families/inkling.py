@@ -96,6 +96,7 @@ register(
     kinds=_inkling_kinds,
     ffn=_inkling_ffn,
     derive=_inkling_widths,
+    tied=False,
 )
 
 

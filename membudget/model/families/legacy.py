@@ -197,6 +197,13 @@ def _embed_width(layer: Layer) -> int:
     return layer.config.integer("word_embed_proj_dim", layer.config.integer("hidden_size"))
 
 
+def _opt_affine(config: Config) -> dict[str, int]:
+    """No recipe for norms without weights: no published OPT or Galactica has them."""
+    if not config.flag("layer_norm_elementwise_affine", True):
+        raise config.error("layer_norm_elementwise_affine", "is false", "true")
+    return {}
+
+
 register(
     "opt",
     _apart("enable_bias"),
@@ -217,6 +224,7 @@ register(
     ),
     final="",
     after=when(_opt_final, norms("final_layer_norm", bias=True)),
+    derive=_opt_affine,
 )
 register(
     "xglm",
