@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from argparse import SUPPRESS
+from functools import partial
 from typing import Any
 
 from membudget.budgets.budget import Budget
@@ -21,11 +22,10 @@ from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, context, count, share, short_repr, size
 from membudget.engines.llama_cpp import logs as llama_logs
 from membudget.engines.llama_cpp.plan import Server
-from membudget.engines.vllm.logs.against import Expected
+from membudget.engines.vllm.logs.expected import of_budget
 from membudget.engines.vllm.logs.explain import Explained, explain_file
 from membudget.engines.vllm.logs.given import Given
 from membudget.engines.vllm.options import DECLARED
-from membudget.errors import MembudgetError
 from membudget.formats import get
 from membudget.formats.gguf import Gguf
 from membudget.units import gib
@@ -212,7 +212,7 @@ def _settings(args: Arguments) -> dict[str, Any]:
 def _of_budget(path: str) -> Given:
     """What the budget says: its model, the flags that it states, and what it predicts of the start."""
     budget, lengths = _budget(path)
-    return Given(budget.model, known=_known(budget), expected=_expected(budget, lengths))
+    return Given(budget.model, known=_known(budget), expected=partial(of_budget, budget, lengths))
 
 
 def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
@@ -236,43 +236,6 @@ def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
             f"a vLLM log needs one with `engine: {{{DECLARED.name}: {{...}}}}`"
         )
     return first, tuple(dict.fromkeys(budget.ctx for budget in file.budgets))
-
-
-def _expected(budget: Budget, lengths: tuple[int, ...]) -> Expected:
-    """What the budget says of the start, of its tightest rank."""
-    from membudget.formats import FormatError, kv
-    from membudget.planning.ledger import predict
-
-    engine, machine = budget.engine, budget.machine
-    try:
-        ledger = predict(budget)
-    except MembudgetError as error:
-        raise InputError(f"--budget: {budget.file}:{budget.line}: {error}") from None
-    try:
-        auto = kv.auto(budget.model.config, None, budget.format).name
-    except FormatError:
-        auto = budget.kv_cache_dtype
-    graphs = budget.overhead.get("cuda_graphs", 0)
-    given = {**engine.options, "max_num_batched_tokens": engine.step_tokens}
-    return Expected(
-        place=budget.file,
-        where=budget.where,
-        machine=budget.machine_name,
-        total=machine.cuda_total or machine.memory,
-        platform=machine.platform,
-        weights=ledger.weights,
-        activation=ledger.activations,
-        non_torch=sum(budget.overhead.values()) - graphs,
-        graphs=graphs,
-        utilization=engine.gpu_memory_utilization,
-        lengths=lengths,
-        batched=engine.step_tokens,
-        tp=budget.tensor_parallel,
-        pp=budget.pipeline_parallel,
-        cache=budget.kv_cache_dtype,
-        auto=auto,
-        stated={name: value for name, value in given.items() if f"engine.vllm.{name}" in budget.where},
-    )
 
 
 def _known(budget: Budget) -> dict[str, Any]:

@@ -32,9 +32,10 @@ class Start:
     #: What was profiled, and the parts of every pipeline stage as they count here.
     profiled: Available
     parts: tuple[tuple[Estimate, ...], ...]
-    #: Bytes for the pool of every pipeline stage, and the same at the low end of what is bounded.
+    #: Bytes for the pool of every pipeline stage, and the same at both ends of what is bounded.
     stages: tuple[int, ...]
     low: tuple[int, ...]
+    high: tuple[int, ...]
     pool: Pool
 
     @property
@@ -89,7 +90,9 @@ class Starts:
             requested = profiled.part("requested")
             stages = tuple(requested.bytes - sum(part.bytes for part in each) for each in parts)
             low = tuple(size - (rank.bytes - rank.low) for size, rank in zip(stages, profiled.ranks, strict=True))
-            found = self._starts[length] = Start(profiled, parts, stages, low, self.pool_of(stages, length, profiled))
+            high = tuple(size + (rank.high - rank.bytes) for size, rank in zip(stages, profiled.ranks, strict=True))
+            pool = self.pool_of(stages, length, profiled)
+            found = self._starts[length] = Start(profiled, parts, stages, low, high, pool)
         return found
 
     def pool_of(self, stages: tuple[int, ...], length: int, profiled: Available) -> Pool:

@@ -87,7 +87,7 @@ def _compared(log: EngineLog, given: Given) -> tuple[Model | None, Compared]:
         else:
             compared = compare(log, model, given.known)
             if given.expected is not None:
-                compared = replace(compared, checks=(*compared.checks, *against(log, given.expected)))
+                compared = replace(compared, checks=(*compared.checks, *against(log, given.expected(log))))
             if any(check.holds is False for check in compared.checks) and _unknown_model(log, model):
                 note = f"the log names {log.model}, which may be another model than {model.name}: the arithmetic is its"
                 compared = replace(compared, note=f"{note}; {compared.note}".rstrip("; "))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,8 @@ class Given:
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Fields of `PoolRequest` that a budget states; they count more than the log's.
     known: Mapping[str, Any] = field(default_factory=dict)
-    #: All that a budget says of the start; None where there is no budget.
-    expected: Expected | None = None
+    #: All that a budget says of the start of a log; None where there is no budget.
+    expected: Callable[[EngineLog], Expected] | None = None
 
 
 def apply(log: EngineLog, given: Given) -> list[Check]:
