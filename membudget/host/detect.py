@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from membudget import machines
 from membudget.data.defaults import SPARK_GPU
 from membudget.errors import NotAvailableError
-from membudget.host import nvidia_smi
+from membudget.host import amd, nvidia_smi
 from membudget.host.system import System
 from membudget.machines import THIS_MACHINE, Machine, normalize
 from membudget.units import GIB, MIB
@@ -124,19 +124,29 @@ def _nvidia(system: System) -> Machine | None:
 
 
 def _amd(system: System) -> Machine | None:
-    """Discrete AMD cards, by the amdgpu driver's own files."""
-    found: list[tuple[int, str]] = []
-    for card in system.folder("/sys/class/drm"):
-        base = f"/sys/class/drm/{card}/device"
-        size, name = system.read(f"{base}/mem_info_vram_total"), system.read(f"{base}/product_name")
-        # An APU has a carve-out of the main memory and no product name: that is no device of its own.
-        if "-" not in card and size and size.strip().isdecimal() and name and name.strip():
-            found.append((int(size), name.strip()))
-    if not found or not system.folder("/sys/class/kfd"):
+    """An AMD GPU by the files of its driver: discrete cards, else one that shares the main memory (`amd`)."""
+    cards = amd.cards(system)
+    discrete = [card for card in cards if not card.shared]
+    if discrete:
+        card = min(discrete, key=lambda one: one.vram)
+        notes = [f"{len(discrete)} GPUs here; this is the one with the least memory"] if len(discrete) > 1 else []
+        known = _known(card.name, card.vram)
+        return _machine(card.name, card.vram, known, notes, platform="rocm", source="amdgpu mem_info_vram_total")
+    if not cards:
         return None
-    memory, name = min(found)
-    notes = [f"{len(found)} GPUs here; this is the one with the least memory"] if len(found) > 1 else []
-    return _machine(name, memory, _known(name, memory), notes, platform="rocm", source="amdgpu mem_info_vram_total")
+    card, total = cards[0], system.meminfo().get("MemTotal", 0)
+    told = f"the GPU may use {card.limit:,} B: the larger of amdgpu's VRAM ({card.vram:,} B) and GTT ({card.gtt:,} B)"
+    if card.vram >= card.gtt or not total:
+        # firmware gave it that memory: Linux does not have it
+        known = _known(card.name, total + card.vram)
+        return _machine(
+            card.name, card.vram, known, [told], unified=True, platform="rocm", source="amdgpu mem_info_vram_total",
+            os_reserve=0,
+        )  # fmt: skip
+    return _machine(
+        card.name, total, _known(card.name, total), [told], unified=True, platform="rocm",
+        source="/proc/meminfo MemTotal and amdgpu mem_info_gtt_total", os_reserve=max(total - card.limit, 0),
+    )  # fmt: skip
 
 
 def _apple(system: System) -> Machine:

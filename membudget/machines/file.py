@@ -23,7 +23,7 @@ from membudget.text.yaml_strict import Node, Problem, read_file
 from membudget.text.yaml_strict import parse as parse_yaml
 from membudget.units import UnitError, parse_bytes
 
-PLATFORMS = ("cuda", "rocm", "metal", "cpu")
+PLATFORMS = ("cuda", "rocm", "vulkan", "metal", "cpu")
 SIZE = "a size such as 24564 MiB or 128 GiB"
 RATE = "a rate such as 273 GB/s or 3.35 TB/s"
 EXAMPLE = "`name:` and, indented below it, `memory: 24564 MiB`; see docs/machines.md"

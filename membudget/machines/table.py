@@ -35,7 +35,7 @@ def get(name: str, files: Sequence[str | os.PathLike[str]] = ()) -> Machine:
     table, aliases = _shipped()
     found = aliases.get(key)
     if found is None:
-        raise UnknownMachine(_unknown(name, [*(machine.name for machine in own), *table]))
+        raise UnknownMachine(_unknown(name, [machine.name for machine in own], list(table)))
     # A shipped alias leads to the user's entry where one replaces the shipped machine.
     for machine in reversed(own):
         if machine.name == found:
@@ -74,13 +74,30 @@ def _shipped() -> tuple[dict[str, Machine], dict[str, str]]:
     return {machine.name: machine for machine in machines}, names
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
+#: Names that an error proposes.
+_NEAR = 5
+
+
+def _unknown(name: str, own: Sequence[str], shipped: Sequence[str]) -> str:
+    names = list(dict.fromkeys([*own, *shipped]))
     name = name if len(name) <= 120 else name[:117] + "..."
-    near = difflib.get_close_matches(name.lower(), names, 3, 0.5)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    near = _near(name, names)
+    hint = f" Did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?" if near else ""
     if looks_counted(name):
         hint = f" Several are written as `2x dgx-spark`: a whole number from 1 to {MAX_MACHINES:,}, x, and the name."
     return (
-        f"no machine is called {name!r}.{hint} Known are: {', '.join(dict.fromkeys(names))}, and {THIS_MACHINE}. "
-        f"Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
+        f"no machine is called {name!r}.{hint} `membudget machines` lists all {len(names):,}"
+        f"{f', of which yours are {_few(own)}' if own else ''}; this one is {THIS_MACHINE}. Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    found = list(dict.fromkeys(names))
+    return ", ".join(found) if len(found) <= _NEAR else f"{', '.join(found[:_NEAR])} and {len(found) - _NEAR} more"
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """Those that begin with what was written, then those spelt like it."""
+    key = normalize(name)
+    begin = [known for known in names if key and normalize(known).startswith(key)]
+    return begin[:_NEAR] or difflib.get_close_matches(name.lower(), names, 3, 0.5)
