@@ -283,6 +283,7 @@ HARMLESS_FOR = {
     "qwen3_5_text": "attn_output_gate full_attention_interval",
     "qwen3_moe": "intermediate_size use_qk_norm",
     "qwen3_vl_moe_text": "intermediate_size",
+    "zamba2": "use_shared_mlp_adapter",
     "step3p7": "first_k_dense_replace n_shared_experts use_moe_router_bias",
 }
 _OFF: tuple[object, ...] = (None, False, {}, [], "", 0, 0.0)

@@ -111,7 +111,7 @@ register(
 def _prophet(layer: Layer) -> Iterator[Tensor]:
     c, at = layer.config, layer.prefix
     hidden, inner = c.integer("hidden_size"), c.integer("intermediate_size")
-    for part in ("self_attn", "cross_attn"):
+    for part in ("self_attn", "cross_attn") if c.flag("add_cross_attention", True) else ("self_attn",):
         for name in ("query_proj", "key_proj", "value_proj", "out_proj"):
             yield from linear(f"{at}{part}.{name}", hidden, hidden, "attn", True)
         yield from norm(f"{at}{part}_layer_norm", hidden, True)

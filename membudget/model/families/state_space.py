@@ -365,10 +365,10 @@ def _zamba2(layer: Layer) -> Iterator[Tensor]:
     twice = c.integer("attention_hidden_size", 2 * hidden)
     # An adapter a use of this block, each where the list of all uses has its place.
     for use in range(turn % blocks, uses, blocks):
-        if c.flag("use_shared_mlp_adapter", True):
-            name = f"{at}feed_forward.gate_up_proj_adapter_list.{use}"
-            yield Tensor(f"{name}.0.weight", (rank, hidden), "mlp")
-            yield Tensor(f"{name}.1.weight", (2 * wide, rank), "mlp")
+        # use_shared_mlp_adapter is a dead key: the class (4.57.6, 5.24) builds these whatever it says
+        name = f"{at}feed_forward.gate_up_proj_adapter_list.{use}"
+        yield Tensor(f"{name}.0.weight", (rank, hidden), "mlp")
+        yield Tensor(f"{name}.1.weight", (2 * wide, rank), "mlp")
         if c.flag("use_shared_attention_adapter"):
             for part in ("q", "k", "v"):
                 name = f"{at}self_attn.linear_{part}_adapter_list.{use}"
