@@ -17,9 +17,12 @@ from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile
 from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
 from membudget.checkpoint.safetensors_json import MAX_HEADER, check_entry, parse_index
 from membudget.errors import NOT_AVAILABLE
+from membudget.model.config import MAX_CONFIG_BYTES
 from membudget.sources.cache import cache_folder, is_offline, snapshot
 from membudget.sources.connection import reason, unreachable
 from membudget.sources.names import is_model_id, is_repo_file
+from membudget.sources.small import within
+from membudget.sources.stream import limited, stream
 from membudget.sources.waiting import FILE_SECONDS, HEADER_SECONDS, HubTooSlow, bounded
 from membudget.text.sanitize import shown
 
@@ -173,36 +176,16 @@ def _windows(repo: str, name: str, revision: str | None, size: int) -> Iterator[
         want = min(want, size, gguf_file.MAX_HEADER)
         # packed bytes have no ranges, and would unpack to more than was asked for
         span = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={len(content)}-{want - 1}"}
-        with _stream(url, span) as response:
+        with stream(url, span) as response:
             hf_raise_for_status(response)
             # A server without ranges sends the whole file: of that only the start is read.
             if response.status_code != 206 and content:
                 raise CheckpointError(f"{repo}/{name}", len(content), "the server does not honour range requests")
-            content += _limited(response, want - len(content))
+            content += limited(response, want - len(content))
         yield content
         if len(content) < want or want in (size, gguf_file.MAX_HEADER):
             return
         want *= 4
-
-
-def _stream(url: str, headers: dict[str, str]) -> Any:
-    """A response whose body is not read yet: huggingface_hub speaks httpx since 1.0, requests before."""
-    from huggingface_hub.utils import get_session
-
-    session: Any = get_session()
-    if callable(getattr(session, "stream", None)):  # requests' session has a flag of that name
-        return session.stream("GET", url, headers=headers, timeout=30)
-    return session.get(url, headers=headers, timeout=30, stream=True)
-
-
-def _limited(response: Any, most: int) -> bytes:
-    chunks = response.iter_bytes(65536) if hasattr(response, "iter_bytes") else response.iter_content(65536)
-    content = bytearray()
-    for chunk in chunks:
-        content += chunk
-        if len(content) >= most:
-            break
-    return bytes(content[:most])
 
 
 def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:
@@ -257,6 +240,7 @@ def _optional(hub: Any, repo: str, name: str) -> bytes | None:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
+        within(repo, name, MAX_HEADER if name == INDEX else MAX_CONFIG_BYTES)
         path = hub.hf_hub_download(repo, name)
     except LocalEntryNotFoundError:
         raise

@@ -22,6 +22,7 @@ from membudget.sources.cache import cache_folder, is_offline, snapshot
 from membudget.sources.connection import reason, unreachable
 from membudget.sources.hub import read_repo
 from membudget.sources.names import is_model_id, is_repo_file
+from membudget.sources.small import HubBusy, within
 from membudget.sources.waiting import FILE_SECONDS, HubTooSlow, bounded
 from membudget.text.sanitize import shown, without_tokens
 
@@ -255,7 +256,7 @@ def _names_index(folder: str) -> bool:
 def _from_hub(name: str, looked: list[str]) -> Located:
     """config.json (and hf_quant_config.json where there is one), through huggingface_hub."""
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub  # noqa: F401
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise _not_found(name, looked, "not asked: pip install huggingface_hub", reachable=False) from None
@@ -264,22 +265,31 @@ def _from_hub(name: str, looked: list[str]) -> Located:
     if failed:
         raise _not_found(name, looked, failed, reachable=False)
     try:
-        path = bounded(lambda: hf_hub_download(name, "config.json"), f"{name}/config.json", FILE_SECONDS)
+        path = bounded(lambda: _small(name, "config.json"), f"{name}/config.json", FILE_SECONDS)
+        with suppress(EntryNotFoundError):  # most repositories have none
+            bounded(lambda: _small(name, "hf_quant_config.json"), f"{name}/hf_quant_config.json", FILE_SECONDS)
     except LocalEntryNotFoundError as error:
         raise _not_found(name, looked, reason(error), reachable=False) from None
     except EntryNotFoundError:  # as in repositories that only hold GGUF files
         return _from_headers(name, False)
-    except HubTooSlow as error:
+    except (HubTooSlow, HubBusy) as error:
         raise _not_found(name, looked, str(error), reachable=False) from None
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
     except Exception as error:  # its transport's exceptions differ between versions
         reachable = "NotFound" in type(error).__name__ or "Gated" in type(error).__name__
         raise _not_found(name, looked, reason(error), reachable) from None
-
-    with suppress(Exception):  # optional: most repositories have none
-        bounded(lambda: hf_hub_download(name, "hf_quant_config.json"), f"{name}/hf_quant_config.json", FILE_SECONDS)
     source = f"{name} (hub)"
     folder = os.path.dirname(path)
     return Located(load(path, source), source, "hub", folder, name, _quant(folder))
+
+
+def _small(name: str, file: str) -> str:
+    """The path of a small file in the cache, saved there once its size is known to be one."""
+    from huggingface_hub import hf_hub_download
+
+    within(name, file, MAX_CONFIG_BYTES)
+    return str(hf_hub_download(name, file))
 
 
 def _from_headers(name: str, offline: bool | None) -> Located:
