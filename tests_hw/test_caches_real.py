@@ -55,7 +55,7 @@ def _drawn(model_type: str) -> tuple[dict[str, Any], Any, list[list[caches.Held]
         try:
             real = caches.build_real(model_type, given, under)
             held = [caches.measure(real, prompt) for prompt in PROMPTS]
-        except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RuntimeError, IndexError) as error:
             why = f"{type(error).__name__}: {str(error)[:160]}"
             continue
         return ref.raw(model_type, given, under), real, held

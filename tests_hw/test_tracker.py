@@ -119,17 +119,16 @@ def test_a_class_that_looks_into_its_tensors_is_said() -> None:
     """A forward that depends on a tensor's data cannot be traced, and the message names the class and the operation."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from membudget.measure import models, trace
+    from membudget.measure import models
+    from membudget.measure.fakes import Fake, Target
 
     class Looks(torch.nn.Module):
         """Takes the non-zero places of its input."""
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with (
-        pytest.raises(models.CannotBuild, match="Looks cannot be traced") as caught,
-        trace._without_data(Looks(), mode),
-    ):
+    looks = Fake(FakeTensorMode(allow_non_fake_inputs=True), Looks(), "cpu", Target("cpu"))
+    with pytest.raises(models.CannotBuild, match="Looks cannot be traced") as caught, looks.running():
         torch.zeros(4).nonzero()
+    assert caught.value.code == "data_dependent"
     assert "nonzero" in str(caught.value)
 
 

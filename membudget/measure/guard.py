@@ -245,8 +245,10 @@ class _Child:
 
     def ended(self, seconds: float) -> bool:
         """Whether the child ended within that time; its keeper sees to the others then."""
-        if not self._hear(seconds):
-            return False
+        until = time.monotonic() + seconds
+        while self._status >= 0 and not self._hear(max(0.0, until - time.monotonic())):
+            if time.monotonic() >= until:
+                return False
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.keeper.wait(timeout=END_SECONDS)
         return True

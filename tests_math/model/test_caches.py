@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from membudget import formats, machines
+from membudget.budgets.budget import Budget
+from membudget.budgets.settings import Settings
 from membudget.engines.transformers.caches import cache_bytes, growth_per_token
+from membudget.formats import kv
 from membudget.model import Model, build
+from membudget.planning.ledger import predict
 
 pytestmark = pytest.mark.math
 Get = Callable[[str], Model]
@@ -268,3 +273,21 @@ def test_invariants(model_type: str, tokens: int, batch: int, width: int) -> Non
         assert far.tensors >= one.tensors
         later = cache_bytes(model, tokens + 5001, dtype_bytes=width, encoder_tokens=7)
         assert later.tensors - far.tensors == growth_per_token(model, dtype_bytes=width)
+
+
+def test_falcons_new_architecture_keeps_a_head_for_each_query_head() -> None:
+    """Falcon-40B (60 layers, 128 heads of 64, 8 of keys): transformers broadcasts before it caches, vLLM does not.
+
+    Source: modeling_falcon.py, `_split_heads`; vLLM's models/falcon.py gives its attention 8 heads.
+    """
+    raw = {
+        "model_type": "falcon", "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128,
+        "num_kv_heads": 8, "new_decoder_architecture": True, "vocab_size": 65024,
+    }  # fmt: skip
+    model = build(raw)
+    assert growth_per_token(model) == 60 * 128 * 64 * 2 * 2
+    assert kv.cache(model, "bf16").per_token() == 60 * 8 * 64 * 2 * 2
+    asked = {"format": formats.get("bf16"), "ctx": 2048, "users": 1, "machine": machines.get("h200-141gb")}
+    for engine, heads in (("transformers", 128), ("arithmetic", 8)):
+        found = predict(Budget(id="x", model=model, kv_cache_dtype="bf16", engine=Settings(engine), **asked))
+        assert found.kv_cache == 2048 * 60 * heads * 64 * 2 * 2

@@ -25,6 +25,8 @@ LATENT_SINCE = (5, 15)
 INDEXED_LATENT_SINCE = (5, 18)
 #: From the first of these versions until the second, recurrent states are in the model's dtype.
 NARROW_STATES = ((5, 0), (5, 14))
+#: Falcon and the names that it was published with.
+FALCON = frozenset({"falcon", "RefinedWeb", "RefinedWebModel"})
 KINDS = ("dynamic", "static")
 STAGES = ("prefill", "decode")
 
@@ -59,6 +61,16 @@ class _Run(NamedTuple):
     source: int
 
 
+def kept(model: Model) -> tuple[CacheSpec, ...]:
+    """The layers' caches as transformers has them: Falcon's new architecture keeps a head for each query head.
+
+    Source: modeling_falcon.py, `_split_heads`: keys and values are broadcast to the queries before they are cached.
+    """
+    if model.model_type not in FALCON or not model.config.flag("new_decoder_architecture"):
+        return model.caches
+    return tuple(spec._replace(kv_heads=model.config.heads) for spec in model.caches)
+
+
 def cache_bytes(
     model: Model,
     tokens: int,
@@ -91,7 +103,7 @@ def cache_bytes(
     static, prefill, expanded = kind == "static", stage == "prefill", _expanded(model, version)
     run = _Run(tokens, batch, static, prefill, expanded, narrow, dtype_bytes, encoder_tokens)
     layers, known = [], {}
-    for spec in model.caches:
+    for spec in kept(model):
         # Most layers are alike: what one keeps does not depend on its index.
         key = spec[1:]
         if key not in known:
@@ -104,7 +116,7 @@ def cache_bytes(
 def growth_per_token(model: Model, *, dtype_bytes: int = 2, version: tuple[int, ...] = (5, 24)) -> int:
     """Bytes that one more token of one sequence adds once every window is full; compressed entries on average."""
     total = 0
-    for spec in model.caches:
+    for spec in kept(model):
         if spec.kind in ("shared", "none", "cross"):
             continue
         if not _window(spec):

@@ -7,6 +7,7 @@ import functools
 from membudget.budgets.settings import Settings
 from membudget.engines.base import Load, Prepared
 from membudget.engines.buckets import BucketEngine, Buckets, TokenCache
+from membudget.engines.transformers.caches import kept
 from membudget.formats import Format, kv
 from membudget.machines import Machine
 from membudget.model import Model
@@ -19,7 +20,10 @@ class Transformers(BucketEngine):
 
     def prepare(self, model: Model, weights: Format, machine: Machine, settings: Settings) -> Prepared:
         """Weigh a model once.  Raises `FormatError` where the format or the KV cache dtype does not apply."""
-        cache = TokenCache(kv.cache(model, settings.kv_cache_dtype))
+        held = kv.cache(model, settings.kv_cache_dtype)
+        if (specs := kept(model)) is not model.caches:
+            held = kv.get(settings.kv_cache_dtype).sum(specs)
+        cache = TokenCache(held)
         command = functools.partial(snippet, model, settings)
         return Buckets(model, weights, machine, settings, cache, whole_prompts=True, command=command)
 
