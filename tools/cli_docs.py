@@ -130,7 +130,7 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "machines": {"machines": "every field of each machine; sizes in bytes, bandwidth in bytes a second"},
     "formats": {
-        "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`; of a model `format`, `weights`, and "
+        "formats": "`name`, `bits_per_layer_weight`, `dense`, `source`, `suffixes`; of a model `format`, `weights`, `common`, and "
         "with a machine `engine`, `total`, `headroom`, `fits`, `max_users`, `max_ctx` as in `plan`",
         "kv_cache_dtypes": "names; without a model",
         "model, params, declared, machine, ctx, users, notes": "with a model: what was asked, and the config's own format",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from membudget.formats.base import Format, FormatError, Stored, UnknownFormat, Weights
 from membudget.formats.declared import of_config
-from membudget.formats.registry import describe, get, names
+from membudget.formats.registry import common, describe, get, names
 
-__all__ = ["Format", "FormatError", "Stored", "UnknownFormat", "Weights", "describe", "get", "names", "of_config"]
+__all__ = [
+    "Format", "FormatError", "Stored", "UnknownFormat", "Weights", "common", "describe", "get", "names", "of_config",
+]  # fmt: skip

@@ -100,6 +100,14 @@ _ENTRIES: tuple[Entry, ...] = (
     Entry("gguf-f16", "16", "norms, router in fp32", "llama.cpp", _gguf("F16"), ("output",)),
     Entry("gguf-bf16", "16", "norms, router in fp32", "llama.cpp", _gguf("BF16"), ("output",)),
 )  # fmt: skip
+#: What is published most of a model in 16 bits: the layouts of safetensors that hub pages carry, and one mix of
+#: bartowski's and unsloth's uploads for each size of a file.
+_COMMON = frozenset(
+    (
+        "bf16", "fp8", "fp8-block", "w8a8", "w4a16", "awq", "gptq", "nvfp4", "nf4", "exl3", "gguf-f16", "q8_0", "q6_k",
+        "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "iq3_xxs", "q2_k", "iq2_m", "iq2_xxs", "iq1_m", "iq1_s",
+    )
+)  # fmt: skip
 _BY_NAME = {entry.name: entry for entry in _ENTRIES}
 _SYNONYMS = {
     "f32": "fp32", "float32": "fp32", "float": "fp32",
@@ -121,6 +129,17 @@ _made: dict[str, Format] = {}
 def names() -> list[str]:
     """All base names, in the order of the documentation."""
     return list(_BY_NAME)
+
+
+def common(name: str, declared: str | None = None) -> bool:
+    """Whether this is one of the formats that are published most.
+
+    declared: the quantization of a model that is published quantized, else None.  One in MXFP4 keeps its experts so in
+    every GGUF (ggml-org/gpt-oss-20b-GGUF): a mix that makes them anew is not published.
+    """
+    if declared is not None and declared.startswith("mxfp4"):
+        return name in (declared, "mxfp4", "mxfp4_moe")
+    return name in _COMMON
 
 
 class Row(NamedTuple):

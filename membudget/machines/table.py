@@ -85,9 +85,10 @@ def _unknown(name: str, own: Sequence[str], shipped: Sequence[str]) -> str:
     hint = f" Did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?" if near else ""
     if looks_counted(name):
         hint = f" Several are written as `2x dgx-spark`: a whole number from 1 to {MAX_MACHINES:,}, x, and the name."
+    yours = f", of which yours are {_few(own)}" if own else ""
     return (
-        f"no machine is called {name!r}.{hint} `membudget machines` lists all {len(names):,}"
-        f"{f', of which yours are {_few(own)}' if own else ''}; this one is {THIS_MACHINE}. Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
+        f"no machine is called {name!r}.{hint} `membudget machines` lists all {len(names):,}{yours}; this one is "
+        f"{THIS_MACHINE}. Add your own with --machines FILE or {ENVIRONMENT}, see docs/machines.md"
     )
 
 

@@ -28,8 +28,9 @@ def test_rows_are_what_plan_says(ask: Ask) -> None:
     for name in ("bf16", "fp8", "awq", "q4_k_m", "exl3", "int8-bnb"):
         engine = "llama_cpp" if name == "q4_k_m" else "vllm"
         _, plan = ask("plan", LLAMA, *CARD, "--format", name, "--engine", engine)
-        assert {key: plan[key] for key in rows[name] if key != "format"} == {
-            key: size for key, size in rows[name].items() if key != "format"
+        own = ("format", "common")
+        assert {key: plan[key] for key in rows[name] if key not in own} == {
+            key: size for key, size in rows[name].items() if key not in own
         }
 
 
@@ -46,11 +47,39 @@ def test_the_least_compressed_comes_first(ask: Ask, run: Run) -> None:
     _, document = ask("formats", LLAMA, *CARD)
     sizes = [row["weights"] for row in document["formats"]]
     assert sizes == sorted(sizes, reverse=True)
-    fits = [row["format"] for row in document["formats"] if row["fits"]]
-    _, out, _ = run("formats", LLAMA, *CARD)
-    assert f"{len(fits)} of {len(sizes)} formats fit; the least compressed of them is {fits[0]}: " in " ".join(
-        out.split()
-    )
+    for more, rows in (
+        ((), [row for row in document["formats"] if row["common"]]),
+        (["--all"], document["formats"]),
+    ):
+        fits = [row["format"] for row in rows if row["fits"]]
+        _, out, _ = run("formats", LLAMA, *CARD, *more)
+        told = f"{len(fits)} of {len(rows)} formats fit; the least compressed of them is {fits[0]}: "
+        assert told in " ".join(out.split())
+
+
+def test_what_is_common_is_shown(ask: Ask, run: Run) -> None:
+    """gpt-oss keeps its experts in MXFP4 in every file: no row has more bytes than the declared one."""
+    asked = ("openai/gpt-oss-20b", "--machine", "rtx-4090")
+    _, document = ask("formats", *asked)
+    seen = [row["format"] for row in document["formats"] if row["common"]]
+    assert seen[-1] == "mxfp4_moe"
+    assert all(name.startswith("mxfp4") for name in seen)
+    _, out, _ = run("formats", *asked)
+    assert "mxfp8" not in out
+    assert "less common ones: --all" in out
+    _, out, _ = run("formats", LLAMA, "--machine", "rtx-4090")
+    assert len(out.splitlines()) < 40
+    assert all(f"\n{name} " in out for name in ("bf16", "awq", "q4_k_m", "q8_0"))
+
+
+def test_llama_cpp_reads_gguf_alone(ask: Ask) -> None:
+    """Its rows are GGUF's; the rest is refused with the reason."""
+    _, document = ask("formats", LLAMA, *CARD, "--engine", "llama_cpp")
+    from membudget import formats
+    from membudget.budgets.settings import is_gguf
+
+    assert all(is_gguf(formats.get(row["format"])) for row in document["formats"])
+    assert all("reads GGUF files alone" in document["refused"][name] for name in ("bf16", "awq", "fp8"))
 
 
 def test_no_format_fits(ask: Ask, run: Run) -> None:
@@ -68,7 +97,7 @@ def test_weights_alone_without_a_machine(ask: Ask, run: Run) -> None:
     code, document = ask("formats", LLAMA)
     assert code == 0
     assert document["machine"] is None
-    assert all(set(row) == {"format", "weights"} for row in document["formats"])
+    assert all(set(row) == {"format", "weights", "common"} for row in document["formats"])
     _, out, _ = run("formats", LLAMA)
     assert "fit" not in out
 
@@ -127,7 +156,7 @@ def test_the_first_that_fits_as_a_plan(run: Run, ask: Ask) -> None:
     """The command at the end plans that row: 37 of 55 fit, and the first of them is llama.cpp's."""
     asked = ("Qwen/Qwen2.5-32B", "--machine", "rtx-5090", "--ctx", "16k", "--users", "2")
     _, document = ask("formats", *asked)
-    first = next(row for row in document["formats"] if row["fits"])
+    first = next(row for row in document["formats"] if row["fits"] and row["common"])
     _, out, _ = run("formats", *asked)
     command = " ".join(out.split()).partition("as a plan: membudget ")[2].split()
     code, plan = ask(*command)
@@ -178,7 +207,7 @@ def test_a_declared_mix_is_a_row_of_its_own(run: Run, ask: Ask) -> None:
     _, out, _ = run("formats", *asked)
     command = " ".join(out.split()).partition("as a plan: membudget ")[2].split()
     _, plan = ask(*command)
-    first = next(row for row in document["formats"] if row["fits"])
+    first = next(row for row in document["formats"] if row["fits"] and row["common"])
     assert plan["total"] == first["total"]
 
 

@@ -1,7 +1,8 @@
 """Weight formats and KV cache dtypes that membudget knows; with a model, what it takes in each, and which fit.
 
 A row is what `membudget plan MODEL --format NAME --engine ENGINE` says, the least compressed first; without --engine
-GGUF is planned for llama.cpp, which reads it, and all else for vLLM.
+GGUF is planned for llama.cpp, which reads it, and all else for vLLM. Rows are what is published most; --all has
+the rest, too.
 Exit code 0: at least one format fits, or no machine is named; 1: none does.
 """
 
@@ -36,6 +37,7 @@ def options(parser: Declares) -> None:
     add("--ctx", metavar="N", help="tokens a user, 32768 or 32k; default: 8192, or the model's own if less")
     add("--users", metavar="N", help="sequences at once, each at full context; default: 1")
     add("--kv-cache-dtype", metavar="DTYPE", help="as vLLM spells it: auto, fp8, ...; default: auto")
+    add("--all", action="store_true", help="every format; default: those that are published most")
     add("--engine", type=engine_name, choices=tuple(declared()), help="default: the one that reads the format")
 
 
@@ -43,17 +45,18 @@ class Row(NamedTuple):
     """One format of a model.
 
     weights: bytes, of one rank where several machines are named.  ledger: its plan where a machine is named.
-    declared: the config's own, which is planned without a name.
+    declared: the config's own, which is planned without a name.  common: published most.
     """
 
     name: str
     weights: int
     ledger: Ledger | None
     declared: bool = False
+    common: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """Bytes as integers, stable keys."""
-        found: dict[str, Any] = {"format": self.name, "weights": self.weights}
+        found: dict[str, Any] = {"format": self.name, "weights": self.weights, "common": self.common}
         if self.ledger is not None:
             found["engine"] = self.ledger.budget.engine.name
             found |= {
@@ -97,8 +100,13 @@ def _of_model(args: Arguments) -> Result:
     named = {name: formats.get(name) for name in known}
     forms = named if plain else {f"{own} (declared)": declared, **named}
     rows, refused = [], {}
+    whose = None if own in ("fp32", "bf16", "fp16") else own
+    most = declared.weigh(model).total
+    kind = kind_of(args.engine) if args.engine else None
     for name, form in forms.items():
         try:
+            if kind is not None and kind.gguf and not is_gguf(form):
+                raise formats.FormatError(f"{kind.title} reads GGUF files alone: a q8_0 or another mix")
             weights = form.weigh(model).total
             ledger = None
             for many, machine in boxes:
@@ -106,11 +114,15 @@ def _of_model(args: Arguments) -> Result:
                 cache = choose_cache(args.kv_cache_dtype or "auto", form, model, found, engine)
                 asked = (model, form, cache, ctx, users, machine)
                 ledger = _plan(asked, engine, many, named=args.engine is not None)
-            rows.append(Row(name, weights if ledger is None else ledger.weights, ledger, form is declared))
+            # what is published quantized is not quantized anew into more bytes; GGUF is made of what was unpacked
+            more = whose is not None and not is_gguf(form) and weights > most
+            seen = form is declared or name == own or (not more and formats.common(name, whose))
+            rows.append(Row(name, weights if ledger is None else ledger.weights, ledger, form is declared, seen))
         except formats.FormatError as error:
             refused[name] = str(error)
     rows.sort(key=lambda row: -row.weights)
-    fits = [row for row in rows if row.ledger is None or row.ledger.fits]
+    shown = rows if args.all else [row for row in rows if row.common] or rows
+    fits = [row for row in shown if row.ledger is None or row.ledger.fits]
     document = {
         "model": model.name,
         "params": model.count.params,
@@ -122,7 +134,7 @@ def _of_model(args: Arguments) -> Result:
         "refused": refused,
         "notes": notes if args.machine else [],
     }
-    return Result(0 if fits else 1, document, lambda: _table(document, rows, notes))
+    return Result(0 if fits else 1, document, lambda: _table(document, shown, notes))
 
 
 def _reader(form: formats.Format) -> str:
@@ -163,7 +175,7 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
         budget = rows[0].ledger.budget
         lines[0] += f" · {users_text(budget.users)} x {budget.ctx:,} tokens · {budget.machine_name}"
     cells: list[Sequence[str]] = []
-    for name, weights, ledger, _ in rows:
+    for name, weights, ledger, *_ in rows:
         row = [name, gib(weights)]
         if ledger is not None:
             room = f"{short(abs(ledger.headroom))} {'free' if ledger.fits else 'over'}"
@@ -176,6 +188,8 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
     for name, why in document["refused"].items():
         reasons.setdefault(why, []).append(name)
     said = [f"not {_few(names)}: {why}" for why, names in reasons.items()]
+    if left := len(document["formats"]) - len(rows):
+        said.append(f"{left:,} less common ones: --all")
     if rows and rows[0].ledger is not None:
         said += notes
         fits = [row for row in rows if row.ledger is not None and row.ledger.fits]
