@@ -24,9 +24,14 @@ def part_of(name: str, suffix: str) -> tuple[str, int, int] | None:
     return (stem, int(number), int(count)) if name.endswith(suffix) and dash and digits else None
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file's name is a projector's: ``mmproj-F16.gguf``, ``gemma-3-4b-it-mmproj-f16.gguf``."""
+    return name.endswith(".gguf") and "mmproj" in os.path.basename(name).lower()
+
+
 def gguf_models(names: Iterable[str]) -> list[str]:
     """The GGUF models among some files: single files and first parts, no projectors."""
-    models = [name for name in sorted(names) if name.endswith(".gguf") and not name.startswith("mmproj")]
+    models = [name for name in sorted(names) if name.endswith(".gguf") and not is_projector(name)]
     return [name for name in models if (part_of(name, ".gguf") or ("", 1, 1))[1] == 1]
 
 
@@ -47,6 +52,16 @@ def read_path(path: str) -> Checkpoint:
         raise CheckpointError(path, None, "a pickle is not read; save the model as safetensors")
     entries, file, metadata = safetensors_file.read_file(path)
     return Checkpoint(path, "safetensors", entries, [file], metadata)
+
+
+def projectors_beside(path: str) -> list[tuple[str, int]]:
+    """(name, bytes) of the projectors' files in the folder of a GGUF model's file, sorted."""
+    folder = os.path.dirname(os.path.expanduser(path)) or "."
+    try:
+        names = sorted(filter(is_projector, os.listdir(folder)))
+        return [(name, os.path.getsize(os.path.join(folder, name))) for name in names if name != os.path.basename(path)]
+    except OSError:
+        return []
 
 
 def _magic(path: str) -> bytes:

@@ -7,7 +7,6 @@ never leave the folder that is searched, and no access token is ever shown.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from json import loads
 from typing import Any
 
 from membudget.checkpoint import Checkpoint, CheckpointError, config_of, read_path
+from membudget.checkpoint.reading import gguf_models
 from membudget.data import data_path
 from membudget.errors import NOT_AVAILABLE, WRONG_INPUT
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
@@ -153,8 +153,7 @@ def _from_folder(folder: str, source: str, kind: str, repo: str | None) -> Locat
         return Located(load(config, config if kind == "path" else source), source, kind, folder, repo, _quant(folder))
 
     files = sorted(os.listdir(folder))
-    models = [file for file in files if file.endswith(".gguf") and not file.startswith("mmproj")]
-    first = [file for file in models if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file) or "-00001-of-" in file]
+    first = gguf_models(files)
     if len(first) == 1:
         return _gguf(os.path.join(folder, first[0]), source if repo else os.path.join(folder, first[0]), repo)
     if first:

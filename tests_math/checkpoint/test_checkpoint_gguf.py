@@ -135,6 +135,57 @@ def test_split_files_are_one_checkpoint(tmp_path: Path, model: Get) -> None:
         read_path(str(first))
 
 
+def part(path: Path, tensors: dict[str, Any], **said: int) -> Path:
+    """One part as llama-gguf-split writes it: its own tensors, and split.no, split.count, split.tensors.count."""
+    keys = {f"split.{name.replace('_', '.')}": value for name, value in said.items()}
+    return write_gguf(path, "llama", {".block_count": 2, **keys}, tensors)
+
+
+@pytest.mark.parametrize(
+    ("second", "names", "told"),
+    [
+        ({"no": 0, "count": 2}, ("a", "b"), r"says it is part 0 \(from 0\) of 2, its name: 1 of 2"),
+        ({"no": 1, "count": 3}, ("a", "b"), r"says it is part 1 \(from 0\) of 3, its name: 1 of 2"),
+        ({"no": 1, "count": 2}, ("a", "a"), r"'a' is in m-00001-of-00002\.gguf and in m-00002-of-00002\.gguf"),
+        ({"no": 1, "count": 2}, ("a", ""), r"split\.tensors\.count says 2 tensors, the parts hold 1"),
+        ({"no": 2**32 - 1, "count": 2**31}, ("a", "b"), r"says it is part 4294967295"),
+    ],
+)
+def test_hostile_splits(second: dict[str, int], names: tuple[str, str], told: str, tmp_path: Path) -> None:
+    """Parts that do not make one model are one clear error."""
+    first = {"no": 0, "count": 2, "tensors_count": 2}
+    for number, (said, name) in enumerate(((first, names[0]), (second, names[1])), 1):
+        tensors = {name: ("F32", (32, 2))} if name else {}
+        part(tmp_path / f"m-{number:05d}-of-00002.gguf", tensors, **said)
+    with pytest.raises(CheckpointError, match=told):
+        read_path(str(tmp_path / "m-00001-of-00002.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("m-00003-of-00002.gguf", r"part 3 of 2"),
+        ("m-00000-of-00002.gguf", r"part 0 of 2"),
+        ("m-00001-of-99999.gguf", r"part 1 of 99999"),
+        ("m-00001-of-00000.gguf", r"part 1 of 0"),
+        ("alone.gguf", r"is one of 2 parts, but not named -00001-of-00002\.gguf"),
+    ],
+)
+def test_hostile_names_of_parts(name: str, told: str, tmp_path: Path) -> None:
+    """A name that cannot be, or a part under another one."""
+    part(tmp_path / name, {"a": ("F32", (32, 2))}, no=0, count=2)
+    with pytest.raises(CheckpointError, match=told):
+        read_path(str(tmp_path / name))
+
+
+def test_a_first_part_without_tensors(tmp_path: Path) -> None:
+    """llama-gguf-split --no-tensor-first-split: the first file is metadata alone."""
+    part(tmp_path / "m-00001-of-00002.gguf", {}, no=0, count=2, tensors_count=1)
+    part(tmp_path / "m-00002-of-00002.gguf", {"a": ("F32", (32, 2))}, no=1, count=2)
+    found = read_path(str(tmp_path))
+    assert (found.nbytes, len(found.files), found.metadata["llama.block_count"]) == (256, 2, 2)
+
+
 def header(**change: Any) -> bytes:
     """A small valid file, piece by piece; `change` replaces pieces."""
     pieces: dict[str, bytes] = {

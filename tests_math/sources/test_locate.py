@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget.checkpoint import CheckpointError, read_path
+from membudget.checkpoint.reading import projectors_beside
 from membudget.data import data_path
 from membudget.model import ConfigError, Model
 from membudget.sources import locate as module
 from membudget.sources.locate import ModelNotFound, fixture_ids, locate
 from membudget.sources.names import is_model_id
-from tests_math.checkpoint.checkpoint_files import write_model, write_safetensors
+from tests_math.checkpoint.checkpoint_files import write_gguf, write_model, write_safetensors
 
 pytestmark = pytest.mark.suite
 
@@ -363,3 +364,16 @@ def test_what_ships_lies_in_the_package(tmp_path: Path, monkeypatch: pytest.Monk
     assert data.data_path("models") == str(tmp_path / "data" / "models")
     with pytest.raises(FileNotFoundError, match=r"data/budgets.*install membudget again"):
         data.data_path("budgets")
+
+
+def test_projectors_beside_a_model(tmp_path: Path, model: Callable[[str], Model]) -> None:
+    """The names that publishers give: ggml-org's, unsloth's, llama.cpp's own; none is taken for the model."""
+    pytest.importorskip("gguf", reason="the gguf library is in the [test] extra")
+    write_model(tmp_path / "gemma-3-4b-it-Q4_K_M.gguf", model("meta-llama/Llama-3.2-1B"))
+    for name in ("mmproj-F16.gguf", "gemma-3-4b-it-mmproj-f16.gguf", "MMPROJ-model.gguf"):
+        write_gguf(tmp_path / name, "clip", {"general.type": "mmproj"}, {"v.patch_embd.weight": ("F32", (4,))})
+    found = locate(str(tmp_path))
+    assert found.path.endswith("gemma-3-4b-it-Q4_K_M.gguf")
+    beside = projectors_beside(found.path)
+    assert [name for name, _ in beside] == ["MMPROJ-model.gguf", "gemma-3-4b-it-mmproj-f16.gguf", "mmproj-F16.gguf"]
+    assert beside[0][1] == (tmp_path / "mmproj-F16.gguf").stat().st_size

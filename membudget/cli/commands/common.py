@@ -139,9 +139,24 @@ def choose_format(name: str | None, model: Model, found: Located, notes: list[st
         if checkpoint is not None:
             stored = AsStored(checkpoint, model)
             if notes is not None:
-                notes += stored.notes()
+                notes += [*stored.notes(), *_left_out(found)]
             return stored
     return named_format(name, model)
+
+
+def _left_out(found: Located) -> list[str]:
+    """Projectors beside a GGUF model: a file of their own, which is loaded where it is named."""
+    if found.kind != "gguf":
+        return []
+    from membudget.checkpoint.reading import projectors_beside
+    from membudget.text.sanitize import shown
+    from membudget.units import gib
+
+    beside = projectors_beside(found.path)
+    return [
+        f"{shown(name)} beside it, {gib(size)}, is no part of this: --mmproj {shown(name)} loads it"
+        for name, size in beside[:3]
+    ]
 
 
 def named_format(name: str | None, model: Model) -> Format:
