@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class NoBudgets(MembudgetError):
-    """A path that is no budget file and no folder of them."""
+    """A path that is neither a budget file nor a folder of them."""
 
 
 class Sources:

@@ -101,7 +101,7 @@ def parse(text: str, unit: str = "bytes") -> Tolerance:
     unit: ``bytes`` or ``count``, what a plain amount is counted in.
     """
     if not re.fullmatch(pattern(unit), text):
-        raise UnitError(f"{text!r} is no tolerance; allowed: {allowed(unit)}")
+        raise UnitError(f"{text!r} is not a tolerance; allowed: {allowed(unit)}")
     if text == "exact":
         return EXACT
     kind, amount = text.split(" ", 1)
@@ -124,7 +124,7 @@ def parse_expectation(text: str | int, unit: str = "bytes", signed: bool = False
         return Expectation(text, EXACT, unit)
     if not isinstance(text, str) or not re.fullmatch(expectation_pattern(unit, signed), text):
         _explain(text, unit)
-        raise UnitError(f"{text!r} is no expected value; allowed: {allowed_values(unit)}")
+        raise UnitError(f"{text!r} is not an expected value; allowed: {allowed_values(unit)}")
     if text.startswith("below "):
         return Expectation(None, parse(text, unit), unit)
     tolerance, _, value = text.rpartition(" of ")
@@ -147,7 +147,7 @@ def allowed_values(unit: str) -> str:
 
 
 def _number(text: str, unit: str, rounded: bool) -> int:
-    """A size or count; `rounded` takes a size of 60.8 GiB, which is no whole number of bytes."""
+    """A size or count; `rounded` takes a size of 60.8 GiB, which is not a whole number of bytes."""
     if unit == "count":
         return parse_count(text)
     if text.replace("_", "").isdigit():

@@ -149,7 +149,7 @@ def _json(document: object) -> str:
 
 
 def _write(text: str, code: int, stream: Any, answer: bool = True) -> int:
-    """Print; a reader that has gone away (`| head`) is no error, the verdict stands."""
+    """Print; a reader that has gone away (`| head`) is not an error, the verdict stands."""
     try:
         if stream is None:
             raise OSError(0, "it is closed")
@@ -168,7 +168,7 @@ def _write(text: str, code: int, stream: Any, answer: bool = True) -> int:
 
 
 def _unwritten(error: OSError, stream: Any) -> int:
-    """Say that stdout takes nothing (a full disk, closed): a verdict that nobody reads is none."""
+    """Say that stdout takes nothing (a full disk, closed): an unread verdict must not look like success."""
     if stream is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if sys.stderr is not None:

@@ -26,7 +26,7 @@ class Process:
     pid: int
     name: str  # as the kernel has it
     rss: int  # resident bytes; CUDA memory is not in them
-    engine: str = ""  # the inference engine that its command line starts; "" where it is none
+    engine: str = ""  # the inference engine that its command line starts; "" where it starts none
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Source(System):
 
 
 def engine(words: Sequence[str]) -> str:
-    """The engine that a command line starts, "" where it is none: ``python -m vllm...``, ``/opt/bin/vllm serve``."""
+    """The engine that a command line starts, "" for none: ``python -m vllm...``, ``/opt/bin/vllm serve``."""
     program = base(words[0]) if words else ""
     started = [program]
     if re.match(r"python[\d.]*(\.exe)?$", program):

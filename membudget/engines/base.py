@@ -24,7 +24,7 @@ class LayoutError(FormatError):
     """Devices that the engine does not split this model over.  reason: why, in one sentence; advice: behind it."""
 
     default_code = "refused_layout"
-    #: Whether it is the engine that refuses; else what a device would hold is not known here.
+    #: Whether it is the engine that refuses; else the layout is not supported here.
     known: ClassVar[bool] = True
 
     def __init__(self, reason: str, advice: str = "") -> None:
@@ -49,7 +49,7 @@ class Phase(StrEnum):
 
 
 class Limit(StrEnum):
-    """What makes a plan not fit, where it is no bucket."""
+    """What makes a plan not fit, where it is not a bucket."""
 
     #: The engine's claim takes what the operating system needs, whatever the sum.
     SHARE = "gpu_memory_utilization"
@@ -207,7 +207,7 @@ class Answer:
     limiting: Bucket | Limit | None
     #: Bytes that the engine may claim, None where it may claim all.
     limit: int | None
-    #: The share of the memory that this is, None where it is none.
+    #: The share of the memory that this is; None where it is not a share.
     claimed: float | None
     #: Why it does not start; empty where it does.
     starts: tuple[Refusal, ...]

@@ -39,7 +39,7 @@ class Bisected(NamedTuple):
 def between(versions: Sequence[str], good: str, bad: str) -> list[str]:
     """Released versions from `good` to `bad`, oldest first, without pre-releases but for the ends.
 
-    Raises `BisectError` where an end is no version.
+    Raises `BisectError` where an end is not a version.
     """
     from packaging.version import InvalidVersion, Version
 

@@ -1,7 +1,7 @@
 """What moved between two runs: which line of which budget, by how much, first in which version, and likely why.
 
-Machine, flags and settings that differ are named before any number; a budget that asks
-something else than it did is not compared at all.
+Machine, flags and settings that differ are named before any number; a budget whose
+settings changed is not compared at all.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def ensure(
     Raises `EnvironmentFailed`; what is left of a failed one is made anew the next time.
     """
     if not _VERSION.fullmatch(version):
-        raise EnvironmentFailed(f"{package} {version!r} is no version")
+        raise EnvironmentFailed(f"{package} {version!r} is not a version")
     key = json.dumps([package, version, base or "", sorted(more), dependencies, sys.version_info[:2]])
     place = os.path.join(folder, f"{package}-{version}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
     python = os.path.join(place, "Scripts" if os.name == "nt" else "bin", "python.exe" if os.name == "nt" else "python")

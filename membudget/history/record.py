@@ -51,7 +51,7 @@ class Line(NamedTuple):
     def holds(self) -> bool | None:
         """Whether the line is as near to its prediction as it allows; None where it was not judged.
 
-        Raises `UnitError` where `allowed` is no tolerance.
+        Raises `UnitError` where `allowed` is not a tolerance.
         """
         if not self.allowed or self.measured is None:
             return None
@@ -155,7 +155,7 @@ def _read(raw: dict[str, Any]) -> Record:
     for name in ("versions", "flags", "skipped"):
         table = raw.get(name, None if name == "versions" else {})
         if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-            raise RecordError(f"{name} is no table of names and texts")
+            raise RecordError(f"{name} is not a table of names and texts")
     for name in ("machine", "budgets"):
         if not isinstance(raw.get(name), dict):
             raise RecordError(f"{name} is {_kind(raw.get(name))}: a table is needed")
@@ -167,7 +167,7 @@ def _read(raw: dict[str, Any]) -> Record:
 
 def _entry(budget: str, raw: object) -> Entry:
     if not isinstance(raw, dict) or set(raw) - set(Entry._fields) or not isinstance(raw.get("lines"), dict):
-        raise RecordError(f"budgets.{budget} is no object of {', '.join(Entry._fields)}")
+        raise RecordError(f"budgets.{budget} is not an object of {', '.join(Entry._fields)}")
     if raw.get("verdict") not in VERDICTS:
         raise RecordError(f"budgets.{budget}.verdict is {raw.get('verdict')!r}; allowed are {', '.join(VERDICTS)}")
     if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
@@ -233,7 +233,7 @@ def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
     for line, columns in found.items():
         where = f"budgets.{budget}.samples.{line}"
         if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
-            raise RecordError(f"{where} is no table of columns")
+            raise RecordError(f"{where} is not a table of columns")
         if len({len(column) for column in columns.values()}) > 1:
             raise RecordError(f"{where}: its columns are not of one length")
         for name, column in columns.items():
@@ -247,7 +247,7 @@ def _samples(budget: str, raw: dict[str, Any]) -> dict[str, Samples]:
 
 def _line(where: str, raw: object) -> Line:
     if not isinstance(raw, dict) or set(raw) - set(Line._fields):
-        raise RecordError(f"{where} is no object of {', '.join(Line._fields)}")
+        raise RecordError(f"{where} is not an object of {', '.join(Line._fields)}")
     line = Line(**raw)
     if line.unit not in UNITS or not isinstance(line.allowed, str):
         raise RecordError(f"{where}: unit is one of {', '.join(UNITS)}, allowed is a text")

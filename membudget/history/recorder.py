@@ -55,7 +55,7 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Compare, then write: a budget that drifted is no green one."""
+        """Compare, then write: a budget that drifted is not recorded as green."""
         if hasattr(self.config, "workerinput"):
             return
         if not self.budgets:
@@ -117,7 +117,7 @@ class Recorder:
             self.told.append(f"against {drift.old.id} of {drift.old.time[:10]}")
             self.told += [f"  {item}" for item in drift.differences]
         for name, settings in drift.changed.items():
-            self.told.append(f"  not compared: {name} asks something else: {', '.join(map(str, settings))}")
+            self.told.append(f"  not compared: {name}: settings changed: {', '.join(map(str, settings))}")
         for move in drift.beyond:
             state = "explained" if move.explained else "accepted" if self.reason else "UNEXPLAINED"
             first, *rest = explain(move, "      ")

@@ -71,7 +71,7 @@ def _select(ref: str, runs: Sequence[Record], against: Record | None, *, unread:
     found = found or [run for run in others if len(ref) >= 10 and run.time.startswith(ref)]
     if not found:
         known = ", ".join(run.id for run in others[-5:])
-        raise SelectError(f"{ref!r} is no run; allowed are {ALLOWED}; the latest are {known}")
+        raise SelectError(f"{ref!r} is not a run; allowed are {ALLOWED}; the latest are {known}")
     return found[-1]
 
 

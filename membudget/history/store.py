@@ -23,7 +23,7 @@ MAX_LINE = 64 * 2**20
 
 
 class Problem(NamedTuple):
-    """A line that is no record.  torn: the last one, cut by a crash."""
+    """A line that is not a record.  torn: the last one, cut by a crash."""
 
     path: str
     line: int
@@ -152,7 +152,7 @@ def _content(path: str) -> bytes:
 
 def _parse(line: bytes) -> object:
     if len(line) > MAX_LINE:
-        raise RecordError(f"a line of {len(line):,} bytes is no record")
+        raise RecordError(f"a line of {len(line):,} bytes is not a record")
     try:
         return json.loads(line)
     except RecursionError:

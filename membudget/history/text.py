@@ -121,7 +121,7 @@ def drift_lines(drift: Drift, terminal: Terminal | None = None) -> list[str]:
         lines.append("         two machines: what was measured may differ for that alone")
     for budget, settings in drift.changed.items():
         what = ", ".join(f"{item.name} {item.before or 'not set'} -> {item.after or 'not set'}" for item in settings)
-        lines.append(f"not compared: {budget} asks something else now: {what}")
+        lines.append(f"not compared: {budget}: settings changed: {what}")
     lines.append("")
     beyond = drift.beyond
     for move in beyond[:SHOWN]:
@@ -164,7 +164,7 @@ def _why_nothing(drift: Drift) -> str:
     """Why two runs have no line in common, and what to do."""
     if drift.changed:
         return (
-            "every budget that both runs have asks something else now; compare two runs of the same question: "
+            "the settings of every budget in both runs changed; compare two runs of the same question: "
             "`membudget history` lists them"
         )
     if drift.old.source == drift.new.source == LOG:

@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 
 def version_key(text: str) -> tuple[int, Version | str]:
-    """A version to sort by; what is none sorts first."""
+    """A version to sort by; other text sorts first."""
     try:
         return (1, Version(text))
     except InvalidVersion:

@@ -117,12 +117,12 @@ def number(text: object, scale: int = 1) -> Reading:
     if isinstance(text, int):
         if text >= _ALL_ONES:
             return Unknown("the driver says that it is not available")
-        return text * scale if text >= 0 else Unknown(f"{text} is no amount of memory")
+        return text * scale if text >= 0 else Unknown(f"{text} is not an amount of memory")
     word = str(text).strip().strip("[]").strip().lower()
     if not word or word in _NOT_A_NUMBER:
         return Unknown(f"the driver says {str(text).strip() or 'nothing'}")
     digits = word.removesuffix("mib").strip()
-    return int(digits) * scale if digits.isdecimal() else Unknown(f"{str(text).strip()!r} is no number")
+    return int(digits) * scale if digits.isdecimal() else Unknown(f"{str(text).strip()!r} is not a number")
 
 
 def pair(free: Reading, total: Reading) -> tuple[Reading, Reading]:

@@ -102,7 +102,7 @@ class Plan:
 def plan(budget: Budget, device: str, chunk: int = 0) -> Plan:
     """The measurement of a budget on a device.
 
-    chunk: tokens of each prompt that the edge prefills at a time; 0: all at once.
+    chunk: tokens of each prompt that the capacity search prefills at a time; 0: all at once.
     Raises `CannotMeasure` for a format or KV dtype that transformers does not hold.
     """
     dtype = budget.format.name

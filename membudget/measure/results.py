@@ -153,7 +153,7 @@ def _growth(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> R
         worst = max([figures["left"] - figures["weights"], *(point["left"] for point in points)])
         return judged(row, worst)
     if row.name == "kv_cache":
-        # one number a layer that counts tokens is no cache
+        # one number a layer that counts tokens is not a cache
         note = f"{short(last['held'])} more allocated than without it"
         return judged(row, last["storages"] - last["counters"], note)
     tokens = (last["tokens"] - first["tokens"]) * last["batch"]

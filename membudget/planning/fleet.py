@@ -70,7 +70,7 @@ class Count(NamedTuple):
 class Kind(NamedTuple):
     """A device kind: how many by bytes, and the layout on the fewest of them, of up to `tried`; None if none fits.
 
-    unknown: whether what a device would hold is not known here for a layout that was tried, so none is known to fit.
+    unknown: whether a layout that was tried is not supported, so none is known to fit.
     """
 
     machine: str
@@ -314,7 +314,7 @@ def _sizes(fleet: Fleet, sizes: Sequence[int], node: tuple[Machine, int] | None)
     """Sizes to look at: those that the node can have where one is named, and what was asked for."""
     for size in sizes:
         _positive("tensor_parallel", size)
-    # The bound's own counts show why it is no layout: 9 devices split no model with 64 heads.
+    # The bound's own counts show why it is not a layout: 9 devices split no model with 64 heads.
     counts = [count.devices for count in fleet.counts if count.devices <= 1024]
     most = max(*SIZES, *counts, 1) if node is None else node[1]
     return sorted({*sizes, *(size for size in (*SIZES, *counts) if size <= most), fleet.node_devices})

@@ -23,8 +23,8 @@ MOST_DEVICES, MOST = 128, 256
 class Layout(NamedTuple):
     """One layout: `tensor_parallel` x `pipeline_parallel` devices.
 
-    refused: why vLLM has no such layout or it is not known here, None where it is planned.
-    unknown: whether it is not vLLM that refuses: what a device would hold is not known here.
+    refused: why vLLM has no such layout or it is not supported, None where it is planned.
+    unknown: whether it is not vLLM that refuses: what a device would hold is unknown.
     headroom: bytes that the tightest device has left, negative where it does not fit; None where refused.
     max_users: the most that fit at the budget's context.  fits: whether the budget's users do.
     """

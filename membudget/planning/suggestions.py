@@ -119,7 +119,7 @@ def nothing_helps(budget: Budget) -> str:
     small = _with_small_cache(least)
     parts += [_cache_text(small)] if small is not least else []
     changed = f" with {' and '.join(parts)}" if parts else ""
-    return f"nothing that membudget knows helps: not even 1 user with 1 token{changed}"
+    return f"no known change fits: not even 1 user with 1 token{changed}"
 
 
 def _with_a_smaller_share(budget: Budget) -> list[Suggestion]:

@@ -18,7 +18,7 @@ def users_text(number: int) -> str:
 
 
 def share_text(budget: Budget) -> str:
-    """What a gpu_memory_utilization that takes the operating system's part claims, in one sentence."""
+    """What a gpu_memory_utilization that leaves the operating system less than its reserve, in one sentence."""
     return claim_text(budget.device, budget.engine)
 
 

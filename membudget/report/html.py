@@ -97,7 +97,7 @@ def static(name: str) -> str:
 def write(path: str, content: str, force: bool = False) -> int:
     """Write the page whole or not at all; returns its size in bytes.
 
-    Raises `PageError` where it cannot be written, and, unless `force`, where a file that is no page of ours would go.
+    Raises `PageError` where it cannot be written, and, unless `force`, where a file that is not our page would go.
     """
     if os.path.isdir(path):
         raise PageError(f"-o {path}: is a folder; -o takes the name of a file, as {os.path.join(path, 'page.html')}")
@@ -109,7 +109,7 @@ def write(path: str, content: str, force: bool = False) -> int:
                 file.write(encoded)
             return len(encoded)
         if not force and os.path.isfile(path) and not _is_ours(path):
-            raise PageError(f"-o {path}: exists and is no page of membudget; --force overwrites it")
+            raise PageError(f"-o {path}: exists and was not written by membudget; --force overwrites it")
         with open(part, "wb") as file:
             file.write(encoded)
         os.replace(part, path)

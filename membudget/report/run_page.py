@@ -86,7 +86,7 @@ class _View:
         """What the lines in the bars stand for."""
         told = self.told
         if told.capacity is None:
-            return "the machine's memory is not known here"
+            return "the machine's memory is unknown"
         memory = f"the line: {both(told.capacity)}"
         if told.limit is not None and told.limit < told.capacity:
             memory += f"; dashed: what the engine may claim, {both(told.limit)}"

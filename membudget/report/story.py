@@ -15,7 +15,7 @@ from membudget.planning.check import Verdict
 from membudget.planning.ledger import BUCKETS
 from membudget.units import short
 
-#: In the order in which `Ledger.limiting_bucket` adds them up: the bucket at the line is the one that breaks it.
+#: In the order in which `Ledger.limiting_bucket` adds them up: the bucket at the line is the one that does not fit.
 DRAWN = ("overhead", "weights", "activations", "kv_cache")
 #: Points of a growth line between 0 and the budget's context.
 POINTS = 48

@@ -171,7 +171,7 @@ def test_lists_expand_to_a_product_with_readable_ids() -> None:
         ("users: 8", "users: 8\nexpect: {fits: 'yes'}", 6, "expect.fits: 'yes' is refused; allowed: true or false"),
         ("users: 8", "users: 8\nexpect: {fits: True}", 6, "expect.fits: write true"),
         ("users: 8", "users: 8\nexpect: {kv_per_tokn: 1 B}", 6, "did you mean kv_per_token"),
-        ("users: 8", "users: 8\nmeasure: {weights: 1%}", 6, "measure.weights: '1%' is no tolerance; allowed: exact"),
+        ("users: 8", "users: 8\nmeasure: {weights: 1%}", 6, "measure.weights: '1%' is not a tolerance; allowed: exact"),
         ("users: 8", "users: 8\ncapacity: reportd", 6, "capacity: 'reportd' is refused; allowed: reported or nominal; did you mean reported"),
         ("users: 8", "users: 8\nengine: {vllm: {}, transformers: {}}", 6, "engine: 2 given; allowed: exactly one of"),
         ("users: 8", "users: 8\nengine: {vlm: {}}", 6, "engine.vlm: unknown field; allowed in engine: one of vllm"),

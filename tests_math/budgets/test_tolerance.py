@@ -133,13 +133,13 @@ COUNTS = "8_030_261_248, within 1% of 100, within 2 of 100, below 10"
         ("8G", "bytes", "unknown unit 'G' in '8G': write GiB (x 1,073,741,824) or GB (x 1,000,000,000)"),
         ("32k", "count", "'32k' has two readings: write 32Ki for 32,768 or 32,000 in full"),
         # everything else has all forms
-        ("within 8G", "bytes", f"'within 8G' is no expected value; allowed: {BYTES}"),
-        ("below 8", "bytes", f"'below 8' is no expected value; allowed: {BYTES}"),
-        ("exactly", "bytes", f"'exactly' is no expected value; allowed: {BYTES}"),
-        ("-8 GiB", "bytes", f"'-8 GiB' is no expected value; allowed: {BYTES}"),
-        ("within 1 MiB of 8", "count", f"'within 1 MiB of 8' is no expected value; allowed: {COUNTS}"),
-        (True, "bytes", f"True is no expected value; allowed: {BYTES}"),
-        (None, "count", f"None is no expected value; allowed: {COUNTS}"),
+        ("within 8G", "bytes", f"'within 8G' is not an expected value; allowed: {BYTES}"),
+        ("below 8", "bytes", f"'below 8' is not an expected value; allowed: {BYTES}"),
+        ("exactly", "bytes", f"'exactly' is not an expected value; allowed: {BYTES}"),
+        ("-8 GiB", "bytes", f"'-8 GiB' is not an expected value; allowed: {BYTES}"),
+        ("within 1 MiB of 8", "count", f"'within 1 MiB of 8' is not an expected value; allowed: {COUNTS}"),
+        (True, "bytes", f"True is not an expected value; allowed: {BYTES}"),
+        (None, "count", f"None is not an expected value; allowed: {COUNTS}"),
         (-1, "bytes", "-1 is negative: this is 0 or more"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_refused_tolerance_says_what_is_allowed() -> None:
         with pytest.raises(UnitError) as error:
             parse("about", unit)
         words = f"exact, within 1%, within {size}, within +{size} (never under), below {size}"
-        assert str(error.value) == f"'about' is no tolerance; allowed: {words}"
+        assert str(error.value) == f"'about' is not a tolerance; allowed: {words}"
 
 
 def test_headroom_may_be_negative() -> None:

@@ -145,7 +145,7 @@ def test_pages_are_written_over_other_files_only_at_ones_word(run: Run) -> None:
     Path("notes.txt").write_text("mine", encoding="utf-8")
     code, _, err = run(*explore, "notes.txt")
     assert code == 2
-    assert "-o notes.txt: exists and is no page of membudget; --force overwrites it" in err
+    assert "-o notes.txt: exists and was not written by membudget; --force overwrites it" in err
     assert Path("notes.txt").read_text(encoding="utf-8") == "mine"
     assert run(*explore, "notes.txt", "--force")[0] == 0
 

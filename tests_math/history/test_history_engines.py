@@ -101,7 +101,7 @@ def test_a_package_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["5.8.0; import os", "../x", "5.8.0 --index-url=x", ""])
 def test_a_version_is_nothing_else(tmp_path: Path, version: str) -> None:
-    """What is no version never reaches a command."""
+    """What is not a version never reaches a command."""
     pip = Pip()
     with pytest.raises(EnvironmentFailed, match="no version"):
         ensure("transformers", version, str(tmp_path), run=pip)

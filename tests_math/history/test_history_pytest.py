@@ -195,7 +195,7 @@ def test_another_question_is_named_and_not_compared(pytester: pytest.Pytester, r
     (pytester.path / "budgets" / "chat.yaml").write_text(FITS.replace("8Ki", "16Ki"), encoding="utf-8")
     result = run("--compare=last-green", size=2000)
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["*not compared: chat asks something else: setting ctx: 8,192 -> 16,384"])
+    result.stdout.fnmatch_lines(["*not compared: chat: settings changed: setting ctx: 8,192 -> 16,384"])
 
 
 def test_a_torn_record_is_named(pytester: pytest.Pytester, run: Run) -> None:
@@ -220,7 +220,7 @@ def test_a_bad_record_stops_nothing(pytester: pytest.Pytester, run: Run) -> None
         os.mkfifo(pytester.path / "runs" / "pipe.jsonl")
     result = run("--record", "--compare=last", "--runs=runs")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*not read: *versions is no table*", "*recorded *"])
+    result.stdout.fnmatch_lines(["*not read: *versions is not a table*", "*recorded *"])
     assert len(read_folder(str(pytester.path / "runs")).records) == 2
 
 

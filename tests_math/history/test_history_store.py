@@ -105,7 +105,7 @@ def test_a_line_is_judged_by_its_own_numbers(line: Line, holds: bool | None) -> 
 def test_a_tolerance_that_is_none_is_refused() -> None:
     """What cannot be judged is not believed."""
     record = run(budgets={"llama.box": Entry("passed", {"a": Line(1, 2, "bytes", "roughly")})})
-    with pytest.raises(RecordError, match=r"budgets\.llama\.box\.lines\.a\.allowed: 'roughly' is no tolerance"):
+    with pytest.raises(RecordError, match=r"budgets\.llama\.box\.lines\.a\.allowed: 'roughly' is not a tolerance"):
         from_json(record.as_json())
 
 
@@ -189,13 +189,13 @@ def test_another_schema_is_refused_by_name(number: object) -> None:
         ({"machine": []}, "machine is a list"),
         ({"commit": 7}, "commit"),
         ({"budgets": {"a": {"verdict": "fine", "lines": {}}}}, "budgets.a.verdict is 'fine'"),
-        ({"budgets": {"a": {"verdict": "passed"}}}, "budgets.a is no object"),
+        ({"budgets": {"a": {"verdict": "passed"}}}, "budgets.a is not an object"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"measured": 1.5}}}}}, "lines.w.measured is 1.5"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"measured": True}}}}}, "lines.w.measured is True"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"unit": "GB"}}}}}, "unit is one of"),
-        ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"off": 1}}}}}, "lines.w is no object"),
+        ({"budgets": {"a": {"verdict": "passed", "lines": {"w": {"off": 1}}}}}, "lines.w is not an object"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": []}}}, "a.samples is a list"),
-        ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": 1}}}}}, "no table of columns"),
+        ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": 1}}}}}, "not a table of columns"),
         ({"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": [1.5]}}}}}, "samples.w.x has 1.5"),
         (
             {"budgets": {"a": {"verdict": "passed", "lines": {}, "samples": {"w": {"x": [1], "y": []}}}}},

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("runs-no-versions", "versions is no table"), ("runs-users-null", "settings.users is None")],
+    [("runs-no-versions", "versions is not a table"), ("runs-users-null", "settings.users is None")],
 )
 def test_the_rest_is_read(run: Call, tmp_path: Path, name: str, said: str) -> None:
     """History and report read the good record beside the bad one, and name the bad one."""

@@ -103,7 +103,9 @@ def _asker(args: Arguments) -> Callable[[str], int]:
         raise InputError(f"--budget: no budget is called {short_repr(args.budget)}{hint}")
     lines = survey.LINES[survey.engine_of(args.package)]
     if args.line not in lines:
-        raise InputError(f"--line: {short_repr(args.line)} is none of {args.package}'s; allowed are {', '.join(lines)}")
+        raise InputError(
+            f"--line: {short_repr(args.line)} is not one of {args.package}'s; allowed are {', '.join(lines)}"
+        )
     folder = environments.cache_folder(args.envs)
 
     def ask(version: str) -> int:

@@ -28,7 +28,7 @@ def model_argument(parser: Declares, optional: bool = False) -> None:
         parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
     else:
         parser.add_argument("model", metavar="MODEL", help=help_text)
-    parser.add_argument("--as", dest="family", metavar="FAMILY", help="read it as this model_type, one that is alike")
+    parser.add_argument("--as", dest="family", metavar="FAMILY", help="treat it as this model_type, a similar one")
     parser.add_argument("--offline", action="store_true", help="never ask the hub")
 
 
@@ -78,7 +78,7 @@ def short_repr(text: str) -> str:
 
 def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun: str, least: int = 1) -> int:
     if len(text) > 40:
-        raise InputError(f"{option}: {short_repr(text)} is no number of {noun}")
+        raise InputError(f"{option}: {short_repr(text)} is not a number of {noun}")
     try:
         value = -parse(text[1:]) if text.startswith("-") else parse(text)
     except UnitError as error:
@@ -89,7 +89,7 @@ def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun
 
 
 def available_now(machine: Machine, os_bytes: int) -> list[str]:
-    """Where this machine shares its memory with the system: that others hold a part of what is reckoned with."""
+    """Where this machine shares its memory with the system: that others hold a part of what the plan assumes."""
     from membudget.machines import THIS_MACHINE
     from membudget.units import both
 
@@ -103,7 +103,7 @@ def available_now(machine: Machine, os_bytes: int) -> list[str]:
     if free + os_bytes >= machine.memory:
         return []
     return [
-        f"{machine.name}: {both(free)} of its memory are available now, and all of it is reckoned with; "
+        f"{machine.name}: {both(free)} of its memory are available now, and the plan assumes all of it; "
         "`membudget doctor` says who holds the rest"
     ]
 

@@ -55,7 +55,7 @@ def run(args: Arguments) -> Result:
 
 
 def _first(dangers: list[Trap], here: list[Tier], hidden: list[str]) -> str:
-    """What matters most, in one sentence; what could not be read is no all-clear."""
+    """What matters most, in one sentence; what could not be read does not count as safe."""
     if dangers:
         more = f" ({len(dangers) - 1} more below it)" if len(dangers) > 1 else ""
         return f"{dangers[0].name}{more}: {dangers[0].fix}"

@@ -24,7 +24,7 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     add("models", metavar="MODEL", nargs="*", help="hub ids, folders, config.json, .gguf or .safetensors files")
     add("-o", "--output", metavar="FILE", default=DEFAULT_FILE, help=f"default: {DEFAULT_FILE}")
-    add("--force", action="store_true", help="write over a file that is no page of membudget")
+    add("--force", action="store_true", help="overwrite a file that membudget did not write")
     add("--as", dest="family", metavar="FAMILY", help="read the configs as this model_type")
     add("--offline", action="store_true", help="never ask the hub")
     add("--format", metavar="NAME", help="the weight format to start with; default: each model's own")
@@ -74,7 +74,7 @@ def _choice(name: str, args: Arguments) -> Choice:
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
     if model.unproven:
-        notes.insert(0, f"unproven: {model.model_type} read as {model.read_as} at your word")
+        notes.insert(0, f"unproven: {model.model_type} treated as {model.read_as} because of --as")
     form.weigh(model)  # a format that does not apply is an error here, not a dead option on the page
     cache = choose_cache(args.kv_cache_dtype, form, model, found)
     return Choice(model, form, cache, tuple(notes))

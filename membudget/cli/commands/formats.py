@@ -1,4 +1,4 @@
-"""Weight formats and KV cache dtypes that membudget knows; with a model, what it takes in each, and which fit.
+"""Known weight formats and KV cache dtypes; with a model, what it takes in each, and which fit.
 
 A row is what `membudget plan MODEL --format NAME --engine ENGINE` says, the least compressed first; without --engine
 GGUF is planned for llama.cpp, which reads it, and all else for vLLM. Rows are what is published most; --all has

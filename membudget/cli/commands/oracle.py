@@ -57,7 +57,7 @@ def run(args: Arguments) -> Result:
         raise InputError(f"{shown(args.model)}: vLLM is asked with a config.json, and there is none")
     python = find_python(args.vllm)
     if python is None:
-        where = f"{shown(args.vllm)} is none" if args.vllm else f"neither --vllm nor {ENV} names one"
+        where = f"{shown(args.vllm)} is not one" if args.vllm else f"neither --vllm nor {ENV} names one"
         raise NotHere(f"no vLLM to ask: {where}; name the python of an environment that has vLLM")
     try:
         answer = ask(

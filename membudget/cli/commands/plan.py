@@ -236,7 +236,7 @@ def _engine_notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
         elif not kind.gguf and is_gguf(budget.format):
             notes.append(
                 f"{budget.format.name} is GGUF: {reader.title} reads it (--engine {reader.name}), "
-                f"{kind.title} does not or not any more"
+                f"{kind.title} does not, or no longer"
             )
         notes += [note.text for note in ledger.answer.notes]
     return list(dict.fromkeys(notes))

@@ -174,7 +174,7 @@ def _too_large_a_share(machine: Machine, settings: Settings) -> str:
 
 
 def _printed(option: str, text: str) -> int:
-    """A size as a log prints it: 5.98GiB is no whole number of bytes, and is rounded down."""
+    """A size as a log prints it: 5.98GiB is not a whole number of bytes, and is rounded down."""
     found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})\s*([A-Za-z]+)", text.strip())
     if found is None or found[3] not in BYTE_UNITS:
         return size(option, text)

@@ -31,7 +31,11 @@ def options(parser: Declares) -> None:
     add("--models", metavar="DIR", help="where checkpoints lie; without one weights are random, which takes as much")
     add("--only", metavar="LINES", action="append", help=f"{', '.join(GROUPS)}; repeatable")
     add("--floor", metavar="SIZE", help="kill what takes available memory below this; default: 20 GiB where unified")
-    add("--chunk", metavar="N", help="the edge prefills N tokens of each prompt at a time; default: all at once")
+    add(
+        "--chunk",
+        metavar="N",
+        help="the capacity search prefills N tokens of each prompt at a time; default: all at once",
+    )
     add("--learn", action="store_true", help="keep what was measured with its machine, for the next plan")
     add("--dry-run", action="store_true", help="load nothing: show what would be, and whether it would start")
 

@@ -22,7 +22,7 @@ def options(parser: Declares) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", nargs="?", default="last", help="a record, a run, or budgets; default: last")
     add("-o", "--output", metavar="FILE", default=DEFAULT_FILE, help=f"default: {DEFAULT_FILE}")
-    add("--force", action="store_true", help="write over a file that is no page of membudget")
+    add("--force", action="store_true", help="overwrite a file that membudget did not write")
     add("--runs", metavar="DIR", help="where the records lie; default: MEMBUDGET_RUNS, else runs/")
     add("--machines", metavar="FILE", action="append", help="a YAML file with machines of your own")
 

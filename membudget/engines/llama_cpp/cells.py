@@ -215,13 +215,13 @@ def _window(spec: CacheSpec, model: Model) -> int:
     """The window that llama.cpp keeps for this layer, 0 where it keeps every token."""
     if spec.entry or spec.kind == "cross" or spec.index:
         raise CacheCellsError(
-            f"{model.name}: how llama.cpp keeps layer {spec.layer} ({model.model_type}) is not known here"
+            f"{model.name}: how llama.cpp keeps layer {spec.layer} ({model.model_type}) is not supported"
         )
     if not spec.window or model.model_type in UNWINDOWED:
         return 0
     if model.model_type not in WINDOWED:
         raise CacheCellsError(
-            f"{model.name}: whether llama.cpp keeps the window of {model.model_type} apart is not known here; "
+            f"{model.name}: whether llama.cpp keeps the window of {model.model_type} apart is not supported; "
             f"known are {', '.join(sorted(WINDOWED | UNWINDOWED))}"
         )
     return spec.window
@@ -250,7 +250,7 @@ def _states(specs: list[CacheSpec], model: Model) -> tuple[int, int]:
                 state += each.elements
             else:
                 raise CacheCellsError(
-                    f"{model.name}: how llama.cpp keeps the state {each.name!r} of {model.model_type} is not known here"
+                    f"{model.name}: how llama.cpp keeps the state {each.name!r} of {model.model_type} is not supported"
                 )
     return 4 * conv, 4 * state
 

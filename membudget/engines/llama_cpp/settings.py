@@ -73,7 +73,7 @@ class Settings:
     #: library itself); None is what llama-server v0.4.0 sets: one a slot, and one more a drafted token
     outputs_max: int | None = 0
     #: ``--spec-draft-n-max`` of a model's own prediction layers (MTP) or an EAGLE head: recurrent states a slot are
-    #: 1 + this; 0 is no speculation
+    #: 1 + this; 0: without speculation
     draft_max: int = 0
     #: the draft is the model's own prediction layers: they are loaded and have a context of their own
     mtp: bool = False

@@ -185,7 +185,7 @@ def test_a_state_that_is_not_known_is_refused() -> None:
 
 def test_unknown_is_refused(model: Callable[[str], Model]) -> None:
     """A cache that llama.cpp keeps in a way not known here is an error, not a guess."""
-    with pytest.raises(CacheCellsError, match="not known here"):
+    with pytest.raises(CacheCellsError, match="is not supported"):
         cache_parts(model("deepseek-ai/DeepSeek-V4-Flash"), 4096)
 
 

@@ -25,7 +25,7 @@ Version = tuple[int, int, int]
 #: cuBLAS's workspace as torch sets it, alive from the first matrix product on (ATen/cuda/CublasHandlePool.cpp: :4096:8
 #: on Hopper, :4096:2:16:8 elsewhere).
 _CUBLAS_HOPPER, _CUBLAS = 32 * MIB, 8 * MIB + MIB // 8
-#: The mixture's workspace is no larger than for so many tokens (envs.py VLLM_FUSED_MOE_CHUNK_SIZE, 0.19: 16 Ki).
+#: The mixture's workspace is at most that of so many tokens (envs.py VLLM_FUSED_MOE_CHUNK_SIZE, 0.19: 16 Ki).
 _MOE_CHUNK = 16384
 #: Multiprocessors of a card whose number is not known: of an RTX 4090; it moves a buffer of one row each.
 _PROCESSORS = 128

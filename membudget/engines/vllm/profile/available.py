@@ -134,7 +134,7 @@ def _rank(
     deviations += [(part.high - part.bytes, part.bytes - part.low) for part in used]
     low, high = spread(left, deviations)
     if used[1] is ran.estimate:
-        # to compile or not is no error that may cancel another: the range reaches as far below the colder figure
+        # to compile or not is not an error that may cancel another: the range reaches as far below the colder figure
         deviations[2] = (max(0, ran.estimate.high - ran.estimate.bytes - ran.gap), deviations[2][1])
         low = spread(left - ran.gap, deviations)[0]
     return RankAvailable(rank.stage, (requested, *used), left, low, high, ran.runner, ran.sampler, ran.encoder.known)
@@ -148,7 +148,7 @@ def _notes(
         notes.append(("version", version))
     if not all(rank.encoder_known for rank in found):
         kind = model.config.raw.get("model_type")
-        text = f"the encoder of {kind} is left out: what its dummy batch takes is not known here, so less is left"
+        text = f"the encoder of {kind} is left out: what its dummy batch takes is unknown, so less is left"
         notes.append(("encoder_unknown", text))
     if machine.unified:
         text = "memory is shared with the system: two starts with the same settings were 1.4 to 3.4 GiB apart"
