@@ -103,7 +103,7 @@ def test_a_package_alone(tmp_path: Path) -> None:
 def test_a_version_is_nothing_else(tmp_path: Path, version: str) -> None:
     """What is not a version never reaches a command."""
     pip = Pip()
-    with pytest.raises(EnvironmentFailed, match="no version"):
+    with pytest.raises(EnvironmentFailed, match="not a version"):
         ensure("transformers", version, str(tmp_path), run=pip)
     assert pip.commands == []
 

@@ -154,7 +154,7 @@ def _left_out(found: Located) -> list[str]:
 
     beside = projectors_beside(found.path)
     return [
-        f"{shown(name)} beside it, {gib(size)}, is no part of this: --mmproj {shown(name)} loads it"
+        f"{shown(name)} beside it, {gib(size)}, is not a part of this: --mmproj {shown(name)} loads it"
         for name, size in beside[:3]
     ]
 
