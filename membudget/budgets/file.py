@@ -95,7 +95,7 @@ class Sources:
         if found is None:
             try:
                 found = self._find(place, name)
-            except (ValueError, OSError) as error:
+            except (MembudgetError, OSError) as error:
                 found = str(error)
             self._models[place] = found
         if isinstance(found, str):
@@ -108,7 +108,7 @@ class Sources:
         if found is None:
             try:
                 found = find_machine(name, self.machine_files)
-            except (ValueError, OSError) as error:
+            except (MembudgetError, OSError) as error:
                 found = str(error)
             self._machines[name] = found
         if isinstance(found, str):
@@ -209,7 +209,7 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
             path = f"{field}[{place}]" if f"{field}[{place}]" in where else field
             try:
                 found.append(find(name))
-            except ValueError as error:
+            except MembudgetError as error:
                 reader.refuse(where[path], path, str(error))
         return found
 
@@ -332,7 +332,7 @@ def _kv_dtype(name: str, engine: str | None) -> str:
 def _or_why(read: Callable[[], T]) -> T | str:
     try:
         return read()
-    except (ValueError, ImportError) as error:
+    except (MembudgetError, ImportError) as error:
         return str(error)
 
 

@@ -238,7 +238,7 @@ def _predicted_pool(budget: Budget, versions: Mapping[str, str]) -> dict[str, in
                 version=versions.get("vllm", "0.32.0"),
             )
         )
-    except ValueError:
+    except MembudgetError:
         return {}
     return {
         "pool_block_bytes": pool.bytes_per_block,

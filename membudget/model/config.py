@@ -300,16 +300,17 @@ def load(path: str | os.PathLike[str], source: str | None = None) -> Config:
         if size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{source}: {size:,} bytes exceed the limit of a config.json ({MAX_CONFIG_BYTES:,})")
         with open(path, encoding="utf-8-sig") as file:
-            return Config(loads(file.read()), source)
+            content = loads(file.read())
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
     except RecursionError:
         raise ConfigError(f"{source}: nested too deeply for a config.json") from None
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ValueError as error:  # of json, or of the encoding
         line = getattr(error, "lineno", None)  # of a JSONDecodeError
         raise ConfigError(f"{source}:{line}: not JSON: {error}" if line else f"{source}: not JSON: {error}") from None
+    return Config(content, source)
 
 
 def _find_text(raw: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str | None]:

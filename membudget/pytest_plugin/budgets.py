@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from membudget.errors import MembudgetError
 from membudget.pytest_plugin.options import PREFIX, is_named
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Budgets:
 
         try:
             return prop(budget.id, lines.settings(budget), lines.predicted(budget))
-        except ValueError:
+        except MembudgetError:
             return None
 
     @property
@@ -147,7 +148,7 @@ class Budgets:
                 found = {"budget": budget.id, "total": ledger.total, "headroom": ledger.headroom, "fits": ledger.fits}
                 found |= {**ledger.sums, "file": budget.file, "line": budget.line}
                 self._figures[budget.id] = json.dumps(found)
-            except ValueError:
+            except MembudgetError:
                 self._figures[budget.id] = ""
         return self._figures[budget.id]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from membudget.budgets.tolerance import Expectation
+from membudget.errors import MembudgetError
 from membudget.history.lines import of_ledger, settings
 from membudget.history.record import Entry, Line, Record, Samples
 from membudget.planning.check import Verdict
@@ -321,7 +322,7 @@ def _recorded_growth(asked: dict[str, Any], slope: Line | None, measured: int | 
         if found.config is not None:
             cache = kv.cache(build(found.config), str(asked["kv_cache_dtype"]))
             return _growth(cache.bytes, cache.bends, ctx, (cache.per_token(1), cache.per_token(ctx + 1)), measured)
-    except (ValueError, OSError, KeyError):
+    except (MembudgetError, OSError, KeyError):
         pass
     predicted = slope.predicted if isinstance(slope.predicted, int) else None
     straight = predicted is not None and set(asked.get("caches") or ("?",)) <= {"full", "latent"}

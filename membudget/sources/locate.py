@@ -190,9 +190,9 @@ def _quant(folder: str, file: str = "hf_quant_config.json") -> dict[str, Any] | 
             raise ConfigError(f"{path}: too large for a hf_quant_config.json")
         with open(path, encoding="utf-8-sig") as stream:
             content = loads(stream.read())
+    except ConfigError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a hf_quant_config.json is a JSON object")

@@ -1,0 +1,105 @@
+"""Write fixtures/vllm_params.json: what vLLM's own model classes hold of each model_type, on the meta device.
+
+    python tools/vllm_params.py PYTHON_OF_VLLM [type ...]
+
+The second witness beside transformers' classes.  The configs are the random ones of fixtures/census.json with a
+vocabulary of 1,024 (vLLM pads it to multiples of 64).  Classes that vLLM borrows from transformers are left out: they
+are no other witness.  What a type answers is its parameters, or why there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests_math.model.family_reference import TOWERS, UNBUILDABLE, raw  # noqa: E402
+
+CHILD = ROOT / "membudget" / "engines" / "vllm" / "oracle" / "_child" / "child.py"
+OUT = ROOT / "fixtures" / "vllm_params.json"
+VOCABULARY = 1024
+#: Prints which of these classes vLLM has itself.
+KNOWN = """
+import json, sys
+from vllm.model_executor.models.registry import ModelRegistry
+own = {}
+for name, model in ModelRegistry.models.items():
+    own[name] = getattr(model, "module_name", "")
+print("KNOWN" + json.dumps(own))
+"""
+
+
+def asked(config: dict[str, Any]) -> dict[str, Any]:
+    """A config of the census with a vocabulary that vLLM does not pad."""
+    keys = ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size")
+    return {key: VOCABULARY if key in keys else value for key, value in config.items()}
+
+
+def main() -> None:
+    """Ask and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python")
+    parser.add_argument("--out", default=str(OUT))
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--draw", type=int, default=0, help="which random config of a type")
+    parser.add_argument("types", nargs="*")
+    args = parser.parse_args()
+    census = json.loads((ROOT / "fixtures" / "census.json").read_text(encoding="utf-8"))["types"]
+    done = subprocess.run([args.python, "-c", KNOWN], capture_output=True, text=True, check=True)
+    own = json.loads(done.stdout.rpartition("KNOWN")[2])
+    part, parts = (int(number) for number in args.part.split("/"))
+    todo = [
+        name
+        for name, row in sorted(census.items())
+        if name not in TOWERS and name not in UNBUILDABLE
+        and own.get(row.get("class", "")) and len(row["random"]) > args.draw
+        and ".transformers" not in own[row["class"]] and (not args.types or name in args.types)
+    ][part - 1 :: parts]  # fmt: skip
+    jobs, configs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in todo:
+            row = census[name]
+            place = pathlib.Path(folder, name)
+            place.mkdir()
+            configs.append(raw(name, asked(row["random"][args.draw]["config"]), row.get("under")))
+            document = {"architectures": [row["class"]], "torch_dtype": "bfloat16", **configs[-1]}
+            (place / "config.json").write_text(json.dumps(document), encoding="utf-8")
+            jobs.append({
+                "model": str(place), "platform": "cuda", "capability": [9, 0], "total_bytes": 80 * 2**30,
+                "integrated": False, "available": 8 * 2**30, "cases": [{"max_model_len": 64}],
+            })  # fmt: skip
+        # latent attention is computed like any other, which needs no kernel of the card and holds the same tensors
+        environment = {**os.environ, "VLLM_MLA_DISABLE": "1"}
+        question, answer = pathlib.Path(folder, "jobs.json"), pathlib.Path(folder, "answer.json")
+        question.write_text(json.dumps(jobs), encoding="utf-8")
+        subprocess.run(
+            [args.python, str(CHILD), str(question), str(answer)], check=True, cwd=CHILD.parent, env=environment
+        )
+        answers = json.loads(answer.read_text(encoding="utf-8"))
+    old = json.loads(pathlib.Path(args.out).read_text(encoding="utf-8")) if pathlib.Path(args.out).exists() else {}
+    types: dict[str, dict[str, Any]] = old.get("types", {})
+    version = old.get("vllm", "")
+    for name, config, found in zip(todo, configs, answers, strict=True):
+        version = found["version"]
+        if found.get("params"):
+            types[name] = {"config": config, "params": found["params"][0]}
+        elif "params" not in types.get(name, {}):
+            why = found["rows"][0].get("failed", "") if found["rows"] else "the process died"
+            types[name] = {"config": config, "why": why.splitlines()[0][:160] if why else "no answer"}
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(rows, sort_keys=True)}" for name, rows in sorted(types.items())
+    )
+    head = json.dumps({"vllm": version, "by": "tools/vllm_params.py"})
+    pathlib.Path(args.out).write_text(f'{head[:-1]},\n"types": {{\n{lines}\n}}}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
