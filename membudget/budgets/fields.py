@@ -319,20 +319,25 @@ class Many(Kind):
 
 
 class Field(NamedTuple):
-    """A field of a mapping: what it may be, what it means, an example as YAML, what is taken when it is left out."""
+    """A field of a mapping: what it may be, what it means, an example as YAML, what is taken when it is left out.
+
+    short: other spellings of its option on the command line.  off: those that say no to a boolean.
+    """
 
     kind: Kind
     doc: str
     example: str = ""
     default: str = ""
     required: bool = False
+    short: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
 
 
 class Fields(Kind):
     """A mapping with known fields, and no others.
 
     single: exactly one of them is given.  needs: a field that is given only together with another.
-    refused: names that people will try, and why they are no fields.
+    refused: names that people will try, and why they are no fields.  aliases: other names of fields.
     """
 
     def __init__(
@@ -342,9 +347,10 @@ class Fields(Kind):
         single: bool = False,
         needs: Mapping[str, str] | None = None,
         refused: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.what, self.fields, self.single, self.needs = what, fields, single, needs or {}
-        self.refused = refused or {}
+        self.refused, self.aliases = refused or {}, aliases or {}
         self.allowed = f"{what}: {'one of ' if single else ''}{', '.join(fields)}"
 
     def value(self, node: Node, path: str, reader: Reader) -> Any:
@@ -353,9 +359,12 @@ class Fields(Kind):
             return reader.refuse(node, path, f"{shown(node)} is refused; allowed: fields of {self.allowed}")
         inside = f"{path}." if path else ""
         values = {}
-        for name, child in node.fields.items():
+        for given, child in node.fields.items():
+            name = self.aliases.get(given, given)
             field = self.fields.get(name)
-            if field is None:
+            if name != given and name in node.fields:
+                reader.refuse(child, inside + given, f"it is another name of {name}, which is given too")
+            elif field is None:
                 why = self.refused.get(name)
                 text = why or f"unknown field; allowed in {self.allowed}{near(name, self.fields)}"
                 reader.refuse(child, inside + cut(name), text)
@@ -378,6 +387,8 @@ class Fields(Kind):
         properties = {}
         for name, field in self.fields.items():
             properties[name] = {"description": field.doc, **field.kind.json()}
+        for name, field_name in self.aliases.items():
+            properties[name] = {**properties[field_name], "description": f"Another name of {field_name}."}
         schema: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": properties}
         required = [name for name, field in self.fields.items() if field.required]
         if required:

@@ -107,8 +107,17 @@ class Declared:
     gguf: bool = False
     #: Whether it claims a share of the memory (gpu_memory_utilization) when it starts.
     claims: bool = False
+    #: Whether several machines are devices of one host that share the layers, in place of parallel sizes.
+    stages: bool = False
     #: Whether each user has cells of its own from the start, in place of tokens.
     cells: bool = False
+    #: Its options that say the dtype of keys and of values, before `kv_cache_dtype`.
+    cache_options: tuple[str, ...] = ()
+    #: Tokens of a user by the engine's own options, and the options that are left; from them and the users.
+    context: Callable[[Mapping[str, Any], int], tuple[int | None, Mapping[str, Any]]] = lambda options, users: (
+        None,
+        options,
+    )
     #: Why it cannot hold weights as they are stored, None where it can.
     refuses: Callable[[Format], str | None] = lambda form: None
 
@@ -161,9 +170,11 @@ def is_gguf(form: Format) -> bool:
 def parallel_sizes(machines: int, settings: Settings) -> tuple[int, int]:
     """(tensor, pipeline) parallel sizes on so many machines; the one that is not given makes up their product.
 
-    Neither given: all machines are tensor parallel.
+    Neither given: all machines are tensor parallel; of an engine that shares layers all are stages.
     Raises `MembudgetError` for an engine without such sizes, and for a product that is not the number of machines.
     """
+    if kind_of(settings.name).stages:
+        return 1, machines
     tp, pp = (settings.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     if machines > 1 and not kind_of(settings.name).several:
         several = " or ".join(f"`engine: {{{one.name}: ...}}`" for one in declared().values() if one.several)

@@ -58,6 +58,10 @@ class Limit(StrEnum):
     #: More users than the engine runs at once, though the bytes are there.
     SEQUENCES = "max_num_seqs"
     TOKENS = "max_num_batched_tokens"
+    #: More users than a llama.cpp server has slots.
+    SLOTS = "parallel"
+    #: The devices have room, the RAM beside them has not.
+    HOST = "host_memory"
 
 
 #: In the order in which plans show them.
@@ -89,13 +93,16 @@ class Line:
     high: int | None = None
     #: Where the figure or its range comes from: a run, a log, a file of the engine.
     source: str = ""
+    #: ``host`` for RAM beside the devices' memory, "" for the device itself.
+    place: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; the range and its source only where there is one."""
         found: dict[str, Any] = {"bucket": self.bucket.value, "part": self.part, "bytes": self.bytes, "why": self.why}
         if self.low is not None or self.high is not None:
             found |= {"low": self.low, "high": self.high}
-        return found | ({"source": self.source} if self.source else {})
+        found |= {"source": self.source} if self.source else {}
+        return found | ({"place": self.place} if self.place else {})
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,18 @@ class Note:
     def as_json(self) -> dict[str, str]:
         """Plain values."""
         return {"code": self.code, "text": self.text}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options of the engine with which a load would fit that does not."""
+
+    #: As it is typed: ``-ngl 21``, with what it costs behind it.
+    text: str
+    #: Bytes of a device that it frees.
+    frees: int
+    #: The options by their names in a budget.
+    values: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -234,6 +253,8 @@ class Answer:
     ranks: tuple[Rank, ...] = ()
     #: The engine's own details, by its own names, for `--json` and detail views.
     details: Details | None = None
+    #: What lies in RAM beside the devices' memory; not in `lines`.
+    host: tuple[Line, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -286,6 +307,9 @@ class Prepared(Protocol):
 
     def answer(self, load: Load) -> Answer:
         """All of it."""
+
+    def changes(self, load: Load) -> tuple[Change, ...]:
+        """The engine's own ways to fit a load that does not: each is enough, and leaves ctx and users as they are."""
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ from typing import Protocol
 from membudget.budgets.settings import Settings
 from membudget.data.defaults import DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
 from membudget.engines import activations, share
-from membudget.engines.base import BUCKETS, Answer, Bucket, Limit, Line, Load, Phase, Prepared, Rank, sums_of
+from membudget.engines.base import BUCKETS, Answer, Bucket, Change, Limit, Line, Load, Phase, Prepared, Rank, sums_of
 from membudget.engines.search import largest
 from membudget.formats import Format
 from membudget.formats.kv import KvBytes
@@ -227,6 +227,10 @@ class Buckets:
             command=self.command(load) if self.command else "",
         )
 
+    def changes(self, load: Load) -> tuple[Change, ...]:
+        """None of its own."""
+        return ()
+
     def read(self, load: Load) -> int:
         """Bytes that one decode step reads."""
         return self.weights.weigh(self.model).active + self.cache.read(load.ctx) * load.users
@@ -285,6 +289,10 @@ class Split:
     def longest(self, users: int, near: int = 1) -> int:
         """The longest context of so many users, 0 for none."""
         return longest(self.headroom, users, near, 1)
+
+    def changes(self, load: Load) -> tuple[Change, ...]:
+        """None of its own."""
+        return ()
 
     def answer(self, load: Load) -> Answer:
         """The tightest rank's, and every rank."""

@@ -288,9 +288,7 @@ def auto(
     version: of vLLM, whose rules differ.  Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
     if engine == "llama.cpp":
-        if form is not None and form.name in DENSE_FORMATS.values():
-            return _BY_NAME[form.name]
-        return _BY_NAME["bf16" if config.dtype == "bfloat16" else "fp16"]
+        return _BY_NAME["fp16"]
     declared = kv_auto.declared(config, hf_quant_config, version)
     if declared is not None:
         return get(declared.name)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from membudget import formats
 from membudget.budgets.budget import Budget
-from membudget.budgets.settings import Smaller, gguf_engine, kind_of
+from membudget.budgets.settings import Smaller, gguf_engine, kind_of, parallel_sizes
 from membudget.data.defaults import IDLE_SHARE, MOST_SHARE, SPARK_GPU
 from membudget.engines.base import Load
 from membudget.formats import kv
@@ -26,7 +26,9 @@ from membudget.planning.capacity import (
 from membudget.planning.words import users_text
 
 #: The values of a change that are the budget's own, and those that are `Settings`; others are the engine's options.
-_BUDGET_VALUES = ("format", "kv_cache_dtype", "ctx", "users")
+_BUDGET_VALUES = ("format", "kv_cache_dtype", "ctx", "users", "machines")
+#: Devices of one host that are tried where one is not enough.
+_DEVICES = (2, 3, 4, 6, 8)
 ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
 
 
@@ -65,6 +67,8 @@ def suggest(budget: Budget) -> list[Suggestion]:
         found.append(Suggestion(_cache_text(small), frees, {"kv_cache_dtype": small.kv_cache_dtype}))
     kind = kind_of(budget.engine.name)
     found += _started(budget)
+    found += _of_its_own(budget)
+    found += _more_devices(budget)
     found += _lighter(budget, kind.smaller)
     for other in _lighter_engines(budget):
         if fits(other):
@@ -92,6 +96,24 @@ def _started(budget: Budget) -> list[Suggestion]:
     return found
 
 
+def _of_its_own(budget: Budget) -> list[Suggestion]:
+    """What the engine can put elsewhere: layers or experts into RAM."""
+    changes = prepared(budget).changes(Load(budget.ctx, budget.users))
+    return [Suggestion(change.text, change.frees, dict(change.values)) for change in changes]
+
+
+def _more_devices(budget: Budget) -> list[Suggestion]:
+    """The fewest devices of one host that are enough, where the engine shares layers among them."""
+    if not kind_of(budget.engine.name).stages or budget.machine.unified or budget.machine.platform == "cpu":
+        return []
+    for many in _DEVICES:
+        if many > budget.machines:
+            more = applied(budget, Suggestion("", 0, {"machines": many}))
+            if fits(more):
+                return [Suggestion(more.machine_name, total_of(budget) - total_of(more), {"machines": many})]
+    return []
+
+
 def foreign_formats() -> tuple[str, ...]:
     """Those among the suggested formats that the GGUF engine reads and the others do not."""
     kind = gguf_engine()
@@ -104,6 +126,9 @@ def applied(budget: Budget, change: Suggestion) -> Budget:
     engine = {name: value for name, value in change.values.items() if name in ENGINE_VALUES}
     options = {name: value for name, value in change.values.items() if name not in (*own, *engine)}
     fields: dict[str, Any] = own | ({"format": formats.get(str(own["format"]))} if "format" in own else {})
+    if "machines" in own:
+        sizes = parallel_sizes(int(own["machines"]), budget.engine)
+        fields |= dict(zip(("tensor_parallel", "pipeline_parallel"), sizes, strict=True))
     settings: dict[str, Any] = engine | ({"options": {**budget.engine.options, **options}} if options else {})
     return budget._replace(engine=budget.engine._replace(**settings), **fields)
 
@@ -288,7 +313,7 @@ def _planned_for(budget: Budget) -> tuple[Budget, ...]:
         return (budget,)
     other = gguf_engine()
     dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", other.kv) else "fp16"
-    engine = budget.engine._replace(name=other.name, max_num_batched_tokens=other.batched_tokens)
+    engine = budget.engine._replace(name=other.name, max_num_batched_tokens=other.batched_tokens, options={})
     return budget, budget._replace(engine=engine, kv_cache_dtype=dtype)
 
 

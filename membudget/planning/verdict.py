@@ -62,7 +62,12 @@ def short_text(ledger: Judged) -> str:
         return (
             f"{budget.engine.name} refuses to start: {answer.starts[0].text}" if answer.starts else "it does not start"
         )
-    if limiting in (Limit.SEQUENCES, Limit.TOKENS):
+    if limiting is Limit.HOST:
+        held = sum(line.bytes for line in answer.host)
+        return (
+            f"{short(held)} of RAM are needed beside {budget.machine_name}: {short(-answer.headroom)} over host_memory"
+        )
+    if limiting in (Limit.SEQUENCES, Limit.TOKENS, Limit.SLOTS):
         return f"{limiting.value} lets {users_text(answer.users)} run at once, not {budget.users:,}"
     assert isinstance(limiting, Bucket)
     sums, before = answer.sums, 0

@@ -6,7 +6,7 @@ import shlex
 
 from membudget.budgets.settings import kind_of
 from membudget.engines import share
-from membudget.engines.base import Limit
+from membudget.engines.base import Limit, sums_of
 from membudget.model import Model
 from membudget.planning.ledger import BUCKETS, Ledger
 from membudget.text.terminal import Terminal, columns, plain
@@ -36,7 +36,7 @@ def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
     params = f"{count.params:,} parameters"
     if count.active != count.params:
         params += f", {count.active:,} active"
-    cache = f"{budget.kv_cache_dtype} KV cache"
+    cache = f"{getattr(ledger.answer.details, 'cache', '') or budget.kv_cache_dtype} KV cache"
     run = [
         f"{_users(budget.users)} x {budget.ctx:,} tokens",
         _growth(ledger),
@@ -98,9 +98,12 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
         from membudget.report.ranks import table
 
         lines += table(ledger, terminal)
+    if ledger.answer.host:
+        lines += terminal.wrap(host_text(ledger), "  ")
     if why:
-        for line in ledger.lines:
-            lines += terminal.wrap(f"{line.bucket}, {line.part}: {line.why} = {line.bytes:,} B", "    ")
+        for line in (*ledger.lines, *ledger.answer.host):
+            place = " in RAM" if line.place else ""
+            lines += terminal.wrap(f"{line.bucket}, {line.part}{place}: {line.why} = {line.bytes:,} B", "    ")
     lines += terminal.wrap(ledger.verdict, "  ")
     lines += terminal.wrap(_most(ledger), "  ")
     step = ledger.step_seconds
@@ -115,6 +118,13 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     if ledger.answer.command and ledger.fits:
         lines += ["", *command_lines(ledger.answer.command, terminal.width)]
     return lines
+
+
+def host_text(ledger: Ledger) -> str:
+    """What lies in RAM beside the devices, by bucket."""
+    sums = sums_of(ledger.answer.host)
+    parts = [f"{bucket} {short(size)}" for bucket, size in sums.items() if size]
+    return f"in RAM beside it: {', '.join(parts)}, total {short(sum(sums.values()))}"
 
 
 def command_lines(command: str, width: int) -> list[str]:

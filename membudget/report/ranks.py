@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from membudget.budgets.settings import kind_of
 from membudget.planning.ledger import BUCKETS, Ledger, Rank
 from membudget.planning.words import ranks_text
 from membudget.text.terminal import Terminal
@@ -29,6 +30,8 @@ def lines(ledger: Ledger) -> list[Any]:
     """The layout in words, then (what ranks hold, room, what breaks) of every stage."""
     budget = ledger.budget
     sizes = f"tensor parallel {budget.tensor_parallel}, pipeline parallel {budget.pipeline_parallel}"
+    if kind_of(budget.engine.name).stages:
+        sizes = f"layers on {budget.machines} devices of one host"
     out: list[Any] = [f"{sizes}; the buckets above are those of {_tightest(ledger)}"]
     for ranks in _stages(ledger):
         held = ranks[0]
@@ -42,7 +45,9 @@ def lines(ledger: Ledger) -> list[Any]:
 def notes(ledger: Ledger) -> list[str]:
     """What a reader of the plan should know about the layout."""
     budget = ledger.budget
-    found = []
+    found: list[str] = []
+    if kind_of(budget.engine.name).stages:
+        return found
     if not {"tensor_parallel_size", "pipeline_parallel_size"} & set(budget.engine.options):
         found.append(f"{budget.machine_name}: no parallel sizes given, so tensor parallel {budget.machines}")
     whole = sum(

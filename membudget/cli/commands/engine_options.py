@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from membudget.budgets.field_words import CountOr
 from membudget.budgets.fields import REFUSED, Boolean, Choice, Count, Field, Json, Kind, Reader, Share, Size
 from membudget.budgets.settings import Settings, UnknownEngine, declared, kind_of, settings_of
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -18,13 +19,8 @@ from membudget.cli.commands.common import InputError
 from membudget.text.yaml_strict import Node
 from membudget.units import UnitError, parse_context
 
-#: A field whose option has another name, and other spellings of options.
+#: A field whose option has another name.
 _NAMES = {"version": "--vllm-version"}
-_SHORT = {
-    "tensor_parallel_size": "--tp",
-    "pipeline_parallel_size": "--pp",
-    "decode_context_parallel_size": "--dcp",
-}
 #: Those that the help names.
 _COMMON = ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
 #: Fields that are `Settings` of their own.
@@ -61,14 +57,19 @@ def add_engine_options(parser: Declares, engines: Sequence[str] = ()) -> None:
         where = "" if engines else f"{', '.join(names)}: "
         default = f"; default: {field.default}" if field.default else ""
         text = f"{where}{field.doc.rstrip('.')}{default}".replace("%", "%%")
-        spelt = [_SHORT[name]] if name in _SHORT else []
+        spelt = [short for short in field.short if short not in parser._option_string_actions]
         if isinstance(field.kind, Boolean):
-            action = parser.add_argument(
-                option(name), *spelt, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
-            )
+            actions = [
+                parser.add_argument(
+                    option(name), *spelt, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text
+                )
+            ]
+            if field.off:
+                actions.append(parser.add_argument(*field.off, dest=name, action="store_const", const=False, help=text))
         else:
-            action = parser.add_argument(*spelt, option(name), dest=name, metavar=_metavar(field.kind), help=text)
-        action.quiet = True  # type: ignore[attr-defined]  # a line for all of them is in the help
+            actions = [parser.add_argument(*spelt, option(name), dest=name, metavar=_metavar(field.kind), help=text)]
+        for action in actions:
+            action.quiet = True  # type: ignore[attr-defined]  # a line for all of them is in the help
     flags = ", ".join(option(name) for name in _COMMON)
     more = f"The engine's own flags are options too, by their own names: {flags}\nand more (docs/cli.md)."
     parser.description = f"{parser.description or ''}\n\n{more}"
@@ -104,7 +105,9 @@ def value(name: str, kind: Kind, text: str) -> Any:
 def _node(name: str, kind: Kind, text: str) -> Node:
     """The text as a YAML scalar; a plain number of bytes, and 32k as people type it, are read too."""
     shown: str | int | float = text
-    if isinstance(kind, Count):
+    if isinstance(kind, CountOr) and text.strip().lower() in kind.words:
+        shown = text.strip().lower()
+    elif isinstance(kind, Count):
         try:
             shown = parse_context(text)
         except UnitError as error:

@@ -87,15 +87,15 @@ def run(args: Arguments) -> Result:
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
-    ctx = plain_context(ctx, model, notes)
     ledgers: list[Ledger] = []
     refused: list[tuple[str, MembudgetError]] = []
     for many, machine in boxes:
         try:
             engine = engine_settings(args, named or default_engine(form, machine).name)
             many = _several(many, engine)
-            cache = choose_cache(args.kv_cache_dtype, form, model, found, engine.name)
-            budget = unfiled(model, form, cache, ctx, users, machine, engine, many, args.capacity)
+            cache = choose_cache(_cache(args.kv_cache_dtype, engine), form, model, found, engine.name)
+            tokens, engine = _tokens(ctx, engine, users, model, notes)
+            budget = unfiled(model, form, cache, tokens, users, machine, engine, many, args.capacity)
             ledgers.append(_predicted(budget, args.model))
         except MembudgetError as error:
             if len(boxes) == 1:
@@ -110,6 +110,24 @@ def run(args: Arguments) -> Result:
     if args.command:
         return Result(code, _document(ledgers, refused, notes, found, code), lambda: _commands(ledgers))
     return Result(code, _document(ledgers, refused, notes, found, code), lambda: _text(ledgers, notes, args.why))
+
+
+def _cache(name: str, engine: Settings) -> str:
+    """The KV cache dtype that is asked for: as given, else what the engine's own options say of keys and values."""
+    given = {engine.options.get(option) for option in kind_of(engine.name).cache_options}
+    only = given.pop() if len(given) == 1 else None
+    return str(only) if only and name.strip().lower() == "auto" else name
+
+
+def _tokens(ctx: int | None, engine: Settings, users: int, model: Model, notes: list[str]) -> tuple[int, Settings]:
+    """The context of a user: as given, else by the engine's own options, else as `plain_context`; noted once."""
+    own, left = kind_of(engine.name).context(engine.options, users) if ctx is None else (None, engine.options)
+    said: list[str] = []
+    found = plain_context(own if own is not None else ctx, model, said)
+    if own is not None:
+        said.insert(0, f"{own:,} tokens of context: a user's part by the engine's own options")
+    notes += [note for note in said if note not in notes]
+    return found, engine._replace(options=left)
 
 
 def _several(many: int, engine: Settings) -> int:

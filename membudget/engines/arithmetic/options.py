@@ -23,8 +23,10 @@ FIELDS = Fields(
         "logits": Field(
             Choice("last", "every"), "Logits of the last position, or of every one.", "last", default="last"
         ),
-        "tensor_parallel_size": Field(_SIZE, "Ranks that share every layer.", "2", default="the number of machines"),
-        "pipeline_parallel_size": Field(_SIZE, "Pipeline stages.", "2", default="1"),
+        "tensor_parallel_size": Field(
+            _SIZE, "Ranks that share every layer.", "2", default="the number of machines", short=("--tp",)
+        ),
+        "pipeline_parallel_size": Field(_SIZE, "Pipeline stages.", "2", default="1", short=("--pp",)),
     },
 )
 

@@ -26,10 +26,7 @@ def caches(header: Header, settings: Settings) -> list[Part]:
     Raises `ComputeError` for an architecture whose caches are not supported, and
     `membudget.formats.FormatError` for a type whose blocks do not divide a row.
     """
-    if header.arch in _OTHERWISE:
-        raise ComputeError(
-            f"{header.arch}: its caches in llama.cpp are not supported; ask: membudget oracle --engine llama_cpp"
-        )
+    known(header)
     if is_sparse(header):
         return _sparse(header, settings)
     trained = header.key("context_length")
@@ -74,6 +71,15 @@ def _sparse(header: Header, settings: Settings) -> list[Part]:
             old = found.get(name, Part(name, 0, cells, 0, 0))
             found[name] = Part(name, old.layers + 1, cells, old.keys + keys, old.values + values)
     return list(found.values())
+
+
+def known(header: Header) -> None:
+    """Raises `ComputeError` for an architecture whose caches are kept in unknown ways."""
+    if header.arch in _OTHERWISE:
+        raise ComputeError(
+            f"how llama.cpp keeps the caches of {header.arch} is not known here; ask: membudget oracle "
+            "--engine llama_cpp"
+        )
 
 
 def is_recurrent(layer: Layer) -> bool:
@@ -143,4 +149,15 @@ def output_buffer(header: Header, settings: Settings) -> int:
     return 4 * header.vocab * settings.slots
 
 
-__all__ = ["Part", "caches", "has_cells", "is_recurrent", "is_sparse", "output_buffer", "row", "states", "value_row"]
+__all__ = [
+    "Part",
+    "caches",
+    "has_cells",
+    "is_recurrent",
+    "is_sparse",
+    "known",
+    "output_buffer",
+    "row",
+    "states",
+    "value_row",
+]

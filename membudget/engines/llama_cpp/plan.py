@@ -5,16 +5,19 @@ A `Server` answers for a GGUF header, one that was read from a file or one writt
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from membudget.checkpoint.gguf_file import read_file
+from membudget.checkpoint import Checkpoint, read_path
 from membudget.checkpoint.gguf_header import tensors
 from membudget.checkpoint.gguf_header_keys import metadata
+from membudget.engines.llama_cpp.compute.between import between
 from membudget.engines.llama_cpp.compute.graphs import compute_buffer, split_buffers
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.memory import (
+    Part,
     caches,
     has_cells,
     is_recurrent,
@@ -26,8 +29,9 @@ from membudget.engines.llama_cpp.memory import (
 )
 from membudget.engines.llama_cpp.offload import HOST, INPUT, device_of, places, weights
 from membudget.engines.llama_cpp.overhead import overhead
+from membudget.engines.llama_cpp.projector import Projector
 from membudget.engines.llama_cpp.settings import Settings
-from membudget.engines.llama_cpp.sparse import kept
+from membudget.engines.llama_cpp.sparse import COMPRESSED, kept
 from membudget.formats.ggml import TYPES
 from membudget.formats.gguf import Gguf
 from membudget.model import Model
@@ -36,6 +40,19 @@ from membudget.model import Model
 _STEP = 256
 #: A batch of so many rows is computed on a device even where its weights are on the host (offload_op).
 _BIG = 32
+_MLA = (
+    "a deepseek2 file with MLA's own tensors (attn_k_b, attn_v_b) is assumed, as converted since May 2025; an older "
+    "one caches keys and values of every head, which is many times as much"
+)
+_HEADS = (
+    "the file has no MLA tensors (attn_k_b, attn_v_b): llama.cpp caches keys and values of every head; a file that is "
+    "converted anew caches one latent row a token"
+)
+_KINDS = {
+    "indexer": ": the indexer's keys, beside the layer's own cells",
+    "csa": ": compressed, one of 4 tokens",
+    "hca": ": compressed, one of as many tokens as the layer's ratio",
+}
 _GRAPH = "llama-graph.cpp, ggml-alloc.c: the graph built in numbers"
 
 
@@ -104,8 +121,12 @@ class Server:
     devices: int = 1
     #: bytes that may be taken, by place
     limits: Mapping[str, int] = field(default_factory=dict)
-    #: bytes of a projector's file, which lies on the first device
-    mmproj: int = 0
+    #: of images and sound, where one is loaded
+    projector: Projector | None = None
+    #: a draft model's file, where one is loaded
+    draft: Server | None = None
+    #: how it was read where the file does not say
+    notes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def written(cls, model: Model, layout: Gguf) -> Server:
@@ -113,39 +134,98 @@ class Server:
         entries = tensors(layout, model)
         shapes = {entry.name: entry.shape for entry in entries}
         sizes = {entry.name: nbytes(entry.kind, entry.shape) for entry in entries}
-        return cls(Header(metadata(model, shapes), shapes), sizes)
+        header = Header(metadata(model, shapes), shapes)
+        # graphs are the same whatever the tensors' types
+        header.memo = model.memo.setdefault(("llama.cpp graphs", tuple(shapes.items())), header.memo)
+        notes: tuple[tuple[str, str], ...] = ()
+        if header.arch == "deepseek2" and any(layer.has("attn_k_b.weight") for layer in header.layers):
+            notes = (("mla_assumed", _MLA),)
+        return cls(header, sizes, notes=notes)
+
+    @classmethod
+    def stored(cls, checkpoint: Checkpoint) -> Server:
+        """Of a file's header, or of all parts of one that is split."""
+        shapes = {tensor.name: tensor.shape for tensor in checkpoint.entries}
+        sizes = {tensor.name: tensor.nbytes for tensor in checkpoint.entries}
+        header = Header(checkpoint.metadata, shapes)
+        notes: tuple[tuple[str, str], ...] = ()
+        latent = [layer for layer in header.layers if layer.has("attn_kv_a_mqa.weight")]
+        if latent and not any(layer.has("attn_k_b.weight") for layer in latent):
+            notes = (("mla_missing", _HEADS),)
+        return cls(header, sizes, notes=notes)
 
     @classmethod
     def read(cls, path: str) -> Server:
-        """Of a file."""
-        stored, _, keys = read_file(path)
-        shapes = {tensor.name: tensor.shape for tensor in stored}
-        return cls(Header(keys, shapes), {tensor.name: tensor.nbytes for tensor in stored})
+        """Of a file.  Raises `membudget.checkpoint.CheckpointError`."""
+        return cls.stored(read_path(path))
 
-    def ask(self, settings: Settings) -> Plan:
-        """What a server with these settings takes."""
+    def held(self, settings: Settings) -> Mapping[str, int]:
+        """Bytes of the tensors that are loaded: prediction layers (nextn) only for drafts."""
+        return self.sizes if settings.mtp else self._trunk
+
+    @functools.cached_property
+    def _trunk(self) -> Mapping[str, int]:
+        count = len(self.header.layers)
+        return {name: size for name, size in self.sizes.items() if _layer(name) < count}
+
+    def ask(self, settings: Settings, *, ranges: bool = True, many: bool = False) -> Plan:
+        """What a server with these settings takes.  ranges: also their ends.  many: one of many contexts, quickly."""
         header, devices = self.header, self.devices
         lines = [
-            _exact("weights", "model", place, size, "tensors of the file", "GGUF header")
-            for place, size in sorted(weights(self.sizes, len(header.layers), settings, devices).items())
+            _exact("weights", "model", place, size, _tensors(place), "GGUF header")
+            for place, size in sorted(weights(self.held(settings), len(header.layers), settings, devices).items())
             if size
         ]
-        if self.mmproj:
-            place = "0" if devices else HOST
-            lines.append(_exact("weights", "mmproj", place, self.mmproj, "the projector's file", "--mmproj"))
+        notes = list(self.notes)
+        if self.projector:
+            lines += [Line(*line) for line in self.projector.lines("0" if devices else HOST, notes)]
         lines += _caches(header, settings, devices)
-        notes: list[tuple[str, str]] = []
-        lines += self._buffers(settings, notes)
+        lines += self._buffers(settings, notes, ranges, many)
         rows = output_buffer(header, settings)
         lines.append(_exact("activations", "output", HOST, rows, "logits of a row a slot, fp32", "output_reserve"))
-        one = overhead(self.platform)
+        lines += self._drafts(settings, notes)
+        one = overhead(self.platform if devices else "cpu")
         lines += [
             Line("overhead", "context", str(number), one.value, one.low, one.high, one.why, one.source)
-            for number in range(devices)
+            for number in (range(devices) if devices else (HOST,))
         ]
         return Plan(tuple(lines), dict(self.limits), tuple(notes))
 
-    def _buffers(self, settings: Settings, notes: list[tuple[str, str]]) -> list[Line]:
+    def _drafts(self, settings: Settings, notes: list[tuple[str, str]]) -> list[Line]:
+        """What a draft model or the model's own prediction layers add: a context of the same length."""
+        if self.draft:
+            own = replace(settings, cache_type_k="f16", cache_type_v="f16", draft_max=0, mtp=False)
+            own = replace(own, n_gpu_layers=None, n_cpu_moe=0, override_tensor=())
+            found = replace(self.draft, platform=self.platform, devices=self.devices).ask(own)
+            notes += found.notes
+            return [
+                replace(line, part=f"draft, {line.part}", low=0 if line.part == "compute" else line.low)
+                for line in found.lines
+                if line.bucket != "overhead"
+            ]
+        extra = self.header.key("nextn_predict_layers", 0) if settings.mtp else 0
+        if not extra:
+            return []
+        header, lines = self.header, []
+        k_type, v_type = TYPES[settings.cache_type_k.upper()], TYPES[settings.cache_type_v.upper()]
+        full = [one for one in header.layers if has_cells(header, one) and not header.window(one)]
+        place = device_of(len(header.layers), len(header.layers), settings, self.devices)
+        if full:
+            k, v = row(header, full[-1])
+            total, each = settings.cells(header.key("context_length"))
+            size = extra * total * (k_type.row(k) + v_type.row(value_row(header, v, settings)))
+            where = place if settings.kv_offload else HOST
+            why = f"{each:,} cells of {extra} prediction layers, in a context of their own"
+            lines.append(_exact("kv_cache", "draft", where, size, why, "llama.cpp pull request 22673"))
+        logits = 4 * header.vocab * settings.ubatch(header.key("context_length"))
+        notes.append(("draft_compute_bounded", "the drafts' context has a compute buffer that is known as a range"))
+        lines.append(
+            Line("activations", "draft", place, logits, 0, 4 * logits, "logits of a batch; up to four times as much",
+                 "Qwen3.5-27B with 6 drafted tokens printed 1512 MiB, 3.1 times its logits")
+        )  # fmt: skip
+        return lines
+
+    def _buffers(self, settings: Settings, notes: list[tuple[str, str]], ranges: bool, many: bool) -> list[Line]:
         """Compute buffers: exact where all layers are on one device or on none, bounded where they are split."""
         header, devices, layers = self.header, self.devices, len(self.header.layers)
         whole = settings.n_gpu_layers is None or settings.n_gpu_layers > layers
@@ -153,24 +233,27 @@ class Server:
         try:
             borrows = settings.op_offload and settings.ubatch(header.key("context_length")) >= _BIG
             if not devices or not (whole or settings.n_gpu_layers or borrows):
-                size = compute_buffer(header, settings)
+                (size,) = self._sizes(settings, lambda one: (compute_buffer(header, one),), many)
                 return [_exact("activations", "compute", HOST, size, "temporaries of a batch", _GRAPH)]
-            device, host = split_buffers(header, settings)
-            low = split_buffers(header, replace(settings, outputs_max=None))[0]
-            top = host if whole and not moved else compute_buffer(header, settings)
+            device, host = self._sizes(settings, lambda one: split_buffers(header, one), many)
+            low, top = device, host
+            if ranges:
+                low = split_buffers(header, replace(settings, outputs_max=None))[0]
+                top = host if whole and not moved else compute_buffer(header, settings)
         except ComputeError as error:
             notes.append(("compute_unknown", str(error)))
-            return []
+            return self._bounded(settings)
         high = device
         if devices > 1 and whole and not moved:
             notes.append(("compute_bounded", "several devices work as a pipeline: up to four copies of inputs each"))
             high += 4 * host
         if not whole or moved:
-            where = places(self.sizes, layers, settings, devices)
+            sizes = self.held(settings)
+            where = places(sizes, layers, settings, devices)
             left = [name for name, place in where.items() if place == HOST and name not in INPUT]
             if device_of(layers, layers, settings, devices) == HOST and "output.weight" not in where:
                 left.append("token_embd.weight")
-            biggest = max((self.sizes[name] for name in left), default=0) if borrows else 0
+            biggest = max((sizes.get(name, 0) for name in left), default=0) if borrows else 0
             notes.append(("compute_bounded", "layers on both sides: a weight of the host may be copied to the device"))
             low, high = low if borrows and settings.flash else 0, device + host + biggest
         why = "temporaries of a batch; at least with logits of one row a slot (llama-server from v0.4.0)"
@@ -182,13 +265,30 @@ class Server:
             Line("activations", "compute", HOST, host, host, max(host, top), "inputs of a batch", _GRAPH),
         ]
 
+    def _sizes(self, settings: Settings, exact: Callable[[Settings], tuple[int, ...]], many: bool) -> tuple[int, ...]:
+        return between(self.header, settings, exact) if many else exact(settings)
+
+    def _bounded(self, settings: Settings) -> list[Line]:
+        """Of a graph that is not known: no less than the logits of a batch, no more than four times a plain graph."""
+        header, trained = self.header, self.header.key("context_length")
+        ubatch = settings.ubatch(trained)
+        rows = max([header.vocab, *(max(shape[:-1], default=0) for shape in header.shapes.values() if len(shape) == 2)])
+        logits, scores = 4 * header.vocab * ubatch, 0
+        if not settings.flash:
+            scores = 4 * max(header.list("attention.head_count"), default=1) * ubatch * settings.cells(trained)[1]
+        size = max(logits, scores)
+        high = 4 * (size + 4 * ubatch * (rows + 8 * header.hidden))
+        why = "no less than a batch's logits, no more than four times a plain graph"
+        named = [str(number) for number in range(self.devices)] or [HOST]
+        return [Line("activations", "compute", place, size, 0, high, why, "range") for place in named]
+
     def longest(self, settings: Settings) -> int:
         """The longest ``-c`` that fits, in steps of 256 tokens; 0 where none does."""
         trained = self.header.key("context_length") * (1 if settings.unified else settings.slots)
         low, high = 0, max(1, trained // _STEP)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.ask(replace(settings, ctx_size=middle * _STEP)).fits()
+            fits = self.ask(replace(settings, ctx_size=middle * _STEP), ranges=False, many=True).fits()
             low, high = (middle, high) if fits else (low, middle - 1)
         return low * _STEP
 
@@ -201,6 +301,18 @@ class Server:
         """The smallest ``--n-cpu-moe`` that fits; -1 where all experts on the host do not help."""
         counts = range(len(self.header.layers) + 1)
         return next((n for n in counts if self.ask(replace(settings, n_cpu_moe=n)).fits()), -1)
+
+
+def _tensors(place: str) -> str:
+    """What lies where, in words."""
+    if place == HOST:
+        return "the embedding table, and what -ngl, --n-cpu-moe and -ot leave in RAM"
+    return "tensors of the file, by their types; the embedding table stays in RAM"
+
+
+def _layer(name: str) -> int:
+    """The layer that a tensor is in, -1 for none."""
+    return int(name.split(".", 2)[1]) if name.startswith("blk.") else -1
 
 
 def nbytes(kind: str, shape: tuple[int, ...]) -> int:
@@ -218,31 +330,44 @@ def _caches(header: Header, settings: Settings, devices: int) -> list[Line]:
     streams = 1 if settings.unified else settings.slots
     k_type, v_type = TYPES[settings.cache_type_k.upper()], TYPES[settings.cache_type_v.upper()]
     found: dict[tuple[str, str], int] = {}
+
+    def add(name: str, place: str, size: int) -> None:
+        found[name, place] = found.get((name, place), 0) + size
+
     conv, state = states(header)
     for layer in header.layers:
         place = device_of(layer.number, len(header.layers), settings, devices) if settings.kv_offload else HOST
         if is_sparse(header):
             for one in kept(header, layer, settings):
-                found[one.name, place] = found.get((one.name, place), 0) + one.keys + one.values
+                add(one.name, place, one.keys + one.values)
             continue
         if has_cells(header, layer):
             name = "window" if header.window(layer) else "full"
             k, v = row(header, layer)
-            size = (k_type.row(k) + v_type.row(value_row(header, v, settings))) * parts[name].cells * streams
-            found[name, place] = found.get((name, place), 0) + size
+            cell = k_type.row(k) + v_type.row(value_row(header, v, settings))
+            add(name, place, cell * parts[name].cells * streams)
         if is_recurrent(layer):
-            size = 4 * (conv + state) * settings.slots * (1 + settings.draft_max)
-            found["recurrent", place] = found.get(("recurrent", place), 0) + size
-    whys = {
-        "full": "cells of every token", "window": "cells of windows: window x slots + ubatch, padded to 256",
-        "recurrent": "fp32 states, one a slot and one more a drafted token",
-        "indexer": "cells of the indexer's keys, beside the layer's own", "csa": "compressed cells, one of 4 tokens",
-        "hca": "compressed cells, one of as many tokens as the layer's ratio",
-    }  # fmt: skip
+            add("recurrent", place, 4 * (conv + state) * settings.slots * (1 + settings.draft_max))
     return [
-        _exact("kv_cache", name, place, size, f"{parts[name].cells:,} {whys[name]}", "llama-kv-cache.cpp")
+        _exact("kv_cache", name, place, size, _why(parts[name], size, header, settings), "llama-kv-cache.cpp")
         for (name, place), size in found.items()
     ]
+
+
+def _why(part: Part, size: int, header: Header, settings: Settings) -> str:
+    """A cache's bytes as a formula with its numbers in it.  size: of the layers in one place."""
+    if part.name == "recurrent":
+        drafted = f" x (1 + {settings.draft_max} drafted)" if settings.draft_max else ""
+        each = size // settings.slots // (1 + settings.draft_max)
+        return f"{settings.slots:,} slots{drafted} x {each:,} bytes of fp32 states"
+    streams = 1 if settings.unified and header.arch != COMPRESSED else settings.slots
+    slots = "one cache for all slots" if streams == 1 and settings.slots > 1 else f"{streams:,} slots"
+    found = f"{slots} x {part.cells:,} cells x {size // streams // part.cells:,} bytes"
+    if part.name != "window" or settings.swa_full:
+        return f"{found}{_KINDS.get(part.name, '')}"
+    window, ubatch = header.key("attention.sliding_window"), settings.ubatch(header.key("context_length"))
+    wide = f"{window:,} x {settings.slots:,} slots" if settings.unified and streams == 1 else f"{window:,}"
+    return f"{found}: window {wide} + ubatch {ubatch:,}, padded to 256, or the context if less"
 
 
 __all__ = ["Line", "Plan", "Server"]

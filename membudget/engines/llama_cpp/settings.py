@@ -6,6 +6,7 @@ tools/server/server-context.cpp and common/speculative.cpp (rows of logits).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +19,8 @@ CACHE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
 }  # fmt: skip
 MAX_SEQ = 256
+#: Devices of one host at most (ggml: GGML_CUDA_MAX_DEVICES).
+MAX_DEVICES = 16
 
 
 class SettingsError(MembudgetError):
@@ -30,6 +33,32 @@ class FlashAttention(Enum):
     ON = "on"
     OFF = "off"
     AUTO = "auto"
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """``-ts``: shares of devices, from ``3,1`` or ``3/1``.  Raises `SettingsError`."""
+    try:
+        found = tuple(float(part) for part in re.split("[,/]", text))
+    except ValueError:
+        found = ()
+    if not found or len(found) > MAX_DEVICES or not all(0 <= share < 10**6 for share in found) or not any(found):
+        raise SettingsError(f"{text[:60]!r} are no shares; 1 to {MAX_DEVICES} numbers with commas are allowed")
+    return found
+
+
+def overrides(text: str) -> tuple[tuple[str, str], ...]:
+    """``-ot``: (pattern, buffer type) pairs, from ``ffn_.*_exps=CPU,attn=CUDA0``.  Raises `SettingsError`."""
+    found = []
+    for part in text.split(","):
+        pattern, equals, place = part.strip().rpartition("=")
+        if not equals or not pattern or not re.fullmatch(r"CPU|(CUDA|ROCm|HIP|Vulkan|Metal|MTL|SYCL)\d*", place):
+            raise SettingsError(f"{part[:60]!r} is no pattern=PLACE; places are CPU, and devices as CUDA0")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SettingsError(f"{pattern[:60]!r} is no regular expression: {error}") from None
+        found.append((pattern, place))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from membudget.budgets.settings import Settings
 from membudget.data.defaults import DEFAULT_OVERHEAD, DRAWN, MAX_CTX
 from membudget.engines import share
-from membudget.engines.base import Answer, Bucket, Limit, Line, Load, Note, Prepared, Rank, sums_of
+from membudget.engines.base import Answer, Bucket, Change, Limit, Line, Load, Note, Prepared, Rank, sums_of
 from membudget.engines.search import largest
 from membudget.engines.vllm import command
 from membudget.engines.vllm.admission import Users
@@ -202,6 +202,10 @@ class VllmPlan:
             ranks=self._ranks(load),
             details=VllmDetails(start, served, self.asked),
         )
+
+    def changes(self, load: Load) -> tuple[Change, ...]:
+        """None but what its refusals name."""
+        return ()
 
     def lines(self, load: Load, at: int) -> tuple[Line, ...]:
         """Every part of every bucket of one pipeline stage, in bytes."""

@@ -45,15 +45,17 @@ FIELDS = Fields(
             "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
             "2",
             default="the number of machines, divided by pipeline_parallel_size where that is given",
+            short=("--tp",),
         ),
         "pipeline_parallel_size": Field(
             _SIZE,
             "Pipeline stages.",
             "2",
             default="the number of machines divided by tensor_parallel_size, where that is given; else 1",
+            short=("--pp",),
         ),
         "decode_context_parallel_size": Field(
-            _SIZE, "Ranks that share a request's tokens while it decodes.", "2", default="1"
+            _SIZE, "Ranks that share a request's tokens while it decodes.", "2", default="1", short=("--dcp",)
         ),
         "speculative_config": Field(
             Json("an object as vLLM takes it"),

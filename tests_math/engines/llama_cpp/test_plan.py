@@ -9,6 +9,7 @@ import pytest
 from membudget.engines.llama_cpp.memory import caches
 from membudget.engines.llama_cpp.offload import device_of, places, weights
 from membudget.engines.llama_cpp.plan import Server
+from membudget.engines.llama_cpp.projector import Projector
 from membudget.engines.llama_cpp.settings import FlashAttention, Settings
 from membudget.formats.gguf import gguf
 from membudget.model import build
@@ -73,7 +74,7 @@ def test_caches_follow_their_layers() -> None:
 
 def test_a_projector_lies_on_the_first_device() -> None:
     """--mmproj: the file's bytes."""
-    with_one = replace(LLAMA, mmproj=800 * MIB).ask(Settings(8192))
+    with_one = replace(LLAMA, projector=Projector(800 * MIB)).ask(Settings(8192))
     assert with_one.total("0") - LLAMA.ask(Settings(8192)).total("0") == 800 * MIB
 
 

@@ -72,8 +72,14 @@ def split_buffers(header: Header, settings: Settings, alignment: int = DEVICE_AL
     the start of its part of the graph, and the rest.  Source: ggml-backend.cpp (ggml_backend_sched_split_graph).
     """
     _known(header)
-    device = _once(header, settings, lambda plain: _device(graph(header, plain).tape, alignment), "device", alignment)
-    return device, _once(header, settings, lambda plain: _host(graph(header, plain).tape), "host")
+
+    def device(plain: Settings) -> int:
+        tape = graph(header, plain).tape
+        header.memo["host", plain] = _host(tape)
+        return _device(tape, alignment)
+
+    size = _once(header, settings, device, "device", alignment)
+    return size, _once(header, settings, lambda plain: _host(graph(header, plain).tape), "host")
 
 
 def _host(tape: Tape) -> int:
