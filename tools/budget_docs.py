@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from membudget.budgets.field_words import CountOr, Parsed, Switch
 from membudget.budgets.fields import (
     Allowance,
     Boolean,
@@ -29,10 +30,13 @@ TYPES: dict[type[Kind], str] = {
     Boolean: "boolean",
     Choice: "word",
     Count: "count",
+    CountOr: "count or word",
     Expected: "expected",
     Json: "object",
+    Parsed: "text",
     Share: "share",
     Size: "size",
+    Switch: "word",
     Text: "text",
     Tokens: "tokens",
 }

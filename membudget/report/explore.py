@@ -15,7 +15,6 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Declared, Settings, declared, is_gguf
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD, DRAWN, MAX_CTX, MAX_USERS
 from membudget.engines import activations
-from membudget.engines.llama_cpp import cells as llama_cpp
 from membudget.formats import Format, FormatError, kv
 from membudget.machines import Machine
 from membudget.model import Model
@@ -99,7 +98,7 @@ def budget_of(choice: Choice, machine: Machine, start: Start) -> Budget:
 
 def summed() -> dict[str, Declared]:
     """The engines whose plan is a sum of coefficients; of the others the page has what Python says."""
-    found = {name: kind for name, kind in declared().items() if not kind.claims}
+    found = {name: kind for name, kind in declared().items() if not (kind.claims or kind.cells)}
     return dict(sorted(found.items(), key=lambda item: item[0] != "arithmetic"))
 
 
@@ -157,29 +156,19 @@ def _cache(name: str, model: Model) -> dict[str, Any]:
     except FormatError as error:
         return {"error": str(error)}
     plain = _terms(found.fixed, found.grows, found.entries)
-    try:
-        cells = llama_cpp.slot(model, name)
-        padded = _terms(cells.fixed, cells.grows, pad=llama_cpp.PAD, step=True)
-    except FormatError as error:
-        padded = {"error": str(error)}
-    by = dict.fromkeys(summed(), plain) | {"llama_cpp": padded}
-    return {"engine": None if engine == "any" else engine, "by": by}
+    return {"engine": None if engine == "any" else engine, "by": dict.fromkeys(summed(), plain)}
 
 
 def _terms(
-    fixed: int,
-    grows: Iterable[tuple[int, int | None]],
-    entries: Iterable[tuple[int, int]] = (),
-    pad: int = 1,
-    step: bool = False,
+    fixed: int, grows: Iterable[tuple[int, int | None]], entries: Iterable[tuple[int, int]] = ()
 ) -> dict[str, Any]:
     """One user's cache as a table of coefficients.
 
     fixed: bytes whatever the tokens.  terms: [bytes, window, rate]: bytes x floor(kept / rate), where kept is the
-    tokens padded to `pad`, at most the window (0 for none), with `step` and one step's tokens beside it, padded too.
+    tokens, at most the window (0 for none).
     """
     terms = [[size, window or 0, 1] for size, window in grows] + [[size, 0, rate] for size, rate in entries]
-    return {"fixed": fixed, "terms": terms, "pad": pad, "step": step}
+    return {"fixed": fixed, "terms": terms}
 
 
 def _machine(machine: Machine) -> dict[str, Any]:

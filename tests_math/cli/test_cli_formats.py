@@ -122,7 +122,7 @@ def test_a_declared_format_is_a_row_and_others_say_why_not(ask: Ask) -> None:
         ([LLAMA, "--users", "8"], "--users asks what fits: name a machine with --machine"),
         ([LLAMA, "--machine", "toaster"], "toaster"),
         ([LLAMA, "--machine", "rtx-4090", "--users", "0"], "--users: 0 is refused"),
-        ([LLAMA, "--machine", "2x rtx-4090", "--engine", "llama_cpp"], "--machine: 2 machines need"),
+        ([LLAMA, "--machine", "2x rtx-4090", "--engine", "transformers"], "--machine: 2 machines need"),
     ],
 )
 def test_what_is_refused(run: Run, words: list[str], told: str) -> None:

@@ -44,17 +44,12 @@ def draw(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def number(bits: int) -> int:
         return rng.randint(1, 2 ** rng.randint(1, bits))
 
-    def refuses(entry: dict[str, Any]) -> bool:
-        return "error" in entry or "error" in entry["by"]["llama_cpp"]
-
-    refused = all(refuses(entry) for entry in model["caches"].values())
-    engine = rng.choice(["arithmetic", "arithmetic", "transformers", "arithmetic" if refused else "llama_cpp"])
+    engine = rng.choice(["arithmetic", "arithmetic", "transformers"])
     name = document["engines"][engine]["kv"]
     caches = {
         dtype: entry
         for dtype, entry in model["caches"].items()
-        if (name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"])
-        and not (engine == "llama_cpp" and refuses(entry))
+        if name is None or entry.get("engine") in (None, name) or dtype == model["kv_cache_dtype"]
     }
     weights = {
         form: entry

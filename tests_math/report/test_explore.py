@@ -42,17 +42,17 @@ def test_script_computes_what_predict_computes(tmp_path: Path) -> None:
     _computes_the_same(tmp_path, document, plans)
 
 
-def test_script_has_cells_and_shares(tmp_path: Path) -> None:
-    """llama.cpp's cells around every step of 256, and shares around what a Spark's system is left."""
+def test_script_has_windows_and_shares(tmp_path: Path) -> None:
+    """Tokens around every window, and shares around what a Spark's system is left."""
     document = explore.document(choices(), list(machines.all_machines().values()), START)
     spark = next(place for place, machine in enumerate(document["machines"]) if machine["name"] == "dgx-spark")
     base = {"machine": spark, "convention": "reported", "attention": "sdpa", "logits": "last", "share": None}
     plans: list[dict[str, Any]] = [
-        {**base, "model": MODELS.index(name), "format": "q4_k_m", "kv": kv, "engine": "llama_cpp", "ctx": ctx,
+        {**base, "model": MODELS.index(name), "format": "q4_k_m", "kv": kv, "engine": "arithmetic", "ctx": ctx,
          "users": users, "batched": batched}
         for name in ("google/gemma-3-27b-it", "openai/gpt-oss-20b", "Qwen/Qwen3.5-9B")
         for kv in ("fp16", "q8_0")
-        for ctx in (1, 256, 257, 1536, 1537, 8192, 300_000)
+        for ctx in (1, 128, 129, 1024, 1025, 8192, 300_000)
         for users, batched in ((1, 512), (64, 2048), (3, 100))
         if "error" not in document["models"][MODELS.index(name)]["formats"]["q4_k_m"]
     ]  # fmt: skip
@@ -76,11 +76,9 @@ def test_page_opens_with_what_plan_says() -> None:
         assert said[machine.name] == predict(explore.budget_of(found[0], machine, START)).verdict
 
 
-def test_page_refuses_what_plan_refuses() -> None:
-    """A model whose cells in llama.cpp are not known has a reason in place of every cache."""
-    document = explore.document(choices(("deepseek-ai/DeepSeek-V4-Flash",)), [], START)
-    for cache in document["models"][0]["caches"].values():
-        assert "error" in cache or "error" in cache["by"]["llama_cpp"]
+def test_page_has_the_engines_that_are_a_sum() -> None:
+    """vLLM's pool and llama.cpp's buffers are no sum of coefficients: `plan` has them."""
+    assert list(explore.document(choices(MODELS[:1]), [], START)["engines"]) == ["arithmetic", "transformers"]
 
 
 def _computes_the_same(tmp_path: Path, document: dict[str, Any], plans: list[dict[str, Any]]) -> None:

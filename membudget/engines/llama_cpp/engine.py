@@ -45,8 +45,6 @@ from membudget.units import both
 
 #: Whose rules these are.
 VERSION = "v0.4.0"
-#: Platforms with a memory that CPU and GPU share as a whole; Metal's working set is a part of it.
-_SHARED = ("cuda", "rocm")
 #: Questions that are kept.
 _MOST_KEPT = 4096
 
@@ -115,7 +113,12 @@ class LlamaPlan:
     @property
     def shared(self) -> bool:
         """Whether host and device have one memory, so that all is counted in one sum."""
-        return not self.devices or (self.machine.unified and self.machine.platform in _SHARED)
+        return not self.devices or self.machine.unified
+
+    def _reserve(self, plan: Plan) -> int:
+        """What is left to the system: beside Metal's working set lies what llama.cpp has on the host, too."""
+        reserve = self.machine.os_reserve
+        return max(reserve - plan.total(HOST), 0) if self.machine.platform == "metal" and self.devices else reserve
 
     def plan(self, ctx: int, users: int, *, ranges: bool = False, many: bool = False) -> Plan:
         """Every line of a load, by place.  ranges, many: as `Server.ask`."""
@@ -139,9 +142,12 @@ class LlamaPlan:
         if not self._own_overhead:
             said = self.settings.overhead.items()
             found += [Line(Bucket.OVERHEAD, part, size, f"{both(size)} as the budget says") for part, size in said]
-        if self.machine.os_reserve:
-            why = f"{both(self.machine.os_reserve)} left to the operating system"
-            found.append(Line(Bucket.OVERHEAD, "os_reserve", self.machine.os_reserve, why))
+        reserve = self._reserve(plan)
+        if reserve:
+            why = f"{both(reserve)} left to the operating system"
+            if reserve < self.machine.os_reserve:
+                why += f", of the {both(self.machine.os_reserve)} beside Metal's working set"
+            found.append(Line(Bucket.OVERHEAD, "os_reserve", reserve, why))
         order = list(Bucket)
         return tuple(sorted(found, key=lambda line: order.index(line.bucket)))
 
@@ -165,7 +171,7 @@ class LlamaPlan:
     def left(self, plan: Plan, device: int, *, worst: bool = False) -> int:
         """Bytes of one device that are left."""
         places = (str(device), HOST) if self.shared else (str(device),)
-        used = self.machine.os_reserve
+        used = self._reserve(plan)
         for line in plan.lines:
             if line.place in places and (self._own_overhead or line.bucket != Bucket.OVERHEAD):
                 used += line.high if worst else line.bytes

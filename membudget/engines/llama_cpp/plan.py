@@ -241,7 +241,7 @@ class Server:
                 low = split_buffers(header, replace(settings, outputs_max=None))[0]
                 top = host if whole and not moved else compute_buffer(header, settings)
         except ComputeError as error:
-            notes.append(("compute_unknown", str(error)))
+            notes.append(("compute_unknown", f"the compute buffer is a wide range: {error}"))
             return self._bounded(settings)
         high = device
         if devices > 1 and whole and not moved:

@@ -41,20 +41,11 @@ const Ledger = (() => {
 
   /** Bytes of one user's `tokens` tokens: each term is [bytes, window or 0, tokens an entry], see `explore._terms`. */
   function request(plan, tokens) {
-    const { fixed, terms, pad, step } = cacheOf(plan), unit = big(pad);
-    const padded = (count) => ((count + unit - 1n) / unit) * unit;
-    const cells = padded(tokens);
+    const { fixed, terms } = cacheOf(plan);
     return terms.reduce((all, [size, window, rate]) => {
-      const kept = window ? least(cells, padded(big(window) + (step ? plan.batched : 0n))) : cells;
+      const kept = window ? least(tokens, big(window)) : tokens;
       return all + big(size) * (kept / big(rate));
     }, big(fixed));
-  }
-
-  /** What a decode step cannot do without of one user's cache: only tokens in sight, without padding. */
-  function readOf(plan, each) {
-    const { fixed, terms, step } = cacheOf(plan);
-    if (!step) return each;
-    return terms.reduce((all, [size, window]) => all + big(size) * (window ? least(plan.ctx, big(window)) : plan.ctx), big(fixed));
   }
 
   /** Why this cache dtype is none for the model in the plan's engine; "" where it is one. */
@@ -146,7 +137,7 @@ const Ledger = (() => {
     }
     for (const name of [...kind.smaller, ...kind.smallest]) {
       const known = plan.model.formats[name];
-      if (!known || known.error || big(known.bytes) >= weights(plan) || (known.gguf && plan.engine !== "llama_cpp")) continue;
+      if (!known || known.error || big(known.bytes) >= weights(plan) || known.gguf) continue;
       if (!fits({ ...plan, format: name })) continue;
       found.push(`${name} weights`);
       break;
@@ -172,7 +163,7 @@ const Ledger = (() => {
     };
     ledger.limiting = ledger.fits ? null : limiting(plan, sums);
     ledger.verdict = verdict(plan, ledger);
-    ledger.read = big(plan.model.formats[plan.format].active) + readOf(plan, each) * plan.users;
+    ledger.read = big(plan.model.formats[plan.format].active) + each * plan.users;
     ledger.rate = plan.machine.bandwidth && ledger.read ? plan.machine.bandwidth / Number(ledger.read) : null;
     return ledger;
   }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +122,8 @@ def test_every_shipped_model_is_planned_as_it_is_allocated(model: Get) -> None:
             built = model(name)
         except ConfigError:
             continue  # a model without a recipe
+        if "minimax_m3" in built.model_type:
+            continue  # its indexer's cells are in the header alone
         ctx, users, ubatch = 1 + 977 * place % 40_000, 1 + place % 13, (512, 64, 2048, 300)[place % 4]
         asked = budget(built, ctx, users, form="bf16", ubatch=ubatch)
         try:
@@ -218,33 +219,32 @@ def test_changes_are_in_steps_of_cells(model: Get) -> None:
         assert predict(applied(short, change)).fits
 
 
-@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V3.2"])
+@pytest.mark.parametrize("name", ["EleutherAI/gpt-j-6b"])
 def test_a_model_whose_cells_are_not_known_is_refused(name: str, run: Callable[..., tuple[int, str, str]]) -> None:
     """Exit code 2 and the reason, never a guess; the sum of its parts is planned."""
     code, out, err = run("plan", name, "--machine", "dgx-spark", "--engine", "llama_cpp", "--format", "bf16")
     assert (code, out) == (2, "")
-    assert "llama.cpp keep" in err
-    assert "is not supported" in err
-    assert run("plan", name, "--machine", "dgx-spark", "--format", "bf16", "--engine", "arithmetic")[0] == 1
+    assert "llama.cpp has no architecture for model_type 'gptj'" in err
+    assert run("plan", name, "--machine", "dgx-spark", "--format", "bf16", "--engine", "arithmetic")[0] == 0
 
 
 def test_check_refuses_it_too(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     """A budget for it fails with the reason and its file."""
     path = tmp_path / "v4.yaml"
     path.write_text(
-        "model: deepseek-ai/DeepSeek-V4-Flash\nformat: bf16\nkv_cache_dtype: fp16\nctx: 8Ki\nusers: 1\n"
+        "model: EleutherAI/gpt-j-6b\nformat: bf16\nkv_cache_dtype: fp16\nctx: 8Ki\nusers: 1\n"
         "machine: apple-m4-max-128gb\nengine: {llama_cpp: {}}\n",
         encoding="utf-8",
     )
     code, out, _ = run("check", str(path))
     assert code == 1
-    assert "is not supported" in " ".join(out.split())
+    assert "llama.cpp has no architecture" in " ".join(out.split())
 
 
 def test_formats_names_what_is_not_known(ask: Callable[..., tuple[int, Any]]) -> None:
     """GGUF rows of a model whose cells are not known are refused with the reason; the others are weighed."""
-    _, said = ask("formats", "deepseek-ai/DeepSeek-V3.2", "--machine", "h200")
-    assert "how llama.cpp keeps the caches" in said["refused"]["q4_k_m"]
+    _, said = ask("formats", "deepseek-ai/deepseek-vl2-tiny", "--machine", "h200")
+    assert "llama.cpp's converter writes no file" in said["refused"]["q4_k_m"]
     assert "bf16" in {row["format"] for row in said["formats"]}
 
 
@@ -322,15 +322,3 @@ def test_a_breakage_is_a_plain_forward(raw_config: Callable[[str], dict[str, Any
     assert not problems
     (found,) = [item for item in check(asked).findings if item.field == "break[0].outcome"]
     assert "cache 31.25 MiB" in found.why
-
-
-def test_the_page_carries_cells(model: Get) -> None:
-    """What travels to the page are the bytes of a cell; a refusal travels as a refusal."""
-    from membudget.report.explore import _cache
-
-    found = _cache("fp16", model(GEMMA))["by"]["llama_cpp"]
-    assert (found["terms"], found["fixed"]) == ([[81_920, 0, 1], [425_984, 1024, 1]], 0)
-    assert "has rows of 80" in _cache("q8_0", model("microsoft/phi-2"))["error"]
-    assert "fp8 is vllm's" in _cache("fp8", model(GEMMA))["by"]["llama_cpp"]["error"]
-    assert "is not supported" in _cache("fp16", model("deepseek-ai/DeepSeek-V4-Flash"))["by"]["llama_cpp"]["error"]
-    json.dumps(found)

@@ -245,7 +245,7 @@ def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) ->
          "expert parallel is not planned for"),
         ("2x dgx-spark", "99x h100\nengine: {vllm: {pipeline_parallel_size: 99}}", 6,
          "is more than the model's 80 layers; allowed: 1 to 80"),
-        ("format: bf16", "format: q4_k_m", 5, "llama_cpp is planned for one"),
+        ("format: bf16", "format: q4_k_m", 5, "over 2 hosts: llama.cpp's --rpc is not planned"),
         ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-VL-2B-Instruct", 5, "planning 'qwen3_vl_text' over several"),
         ("2x dgx-spark", "2x dgx-spark\nbreak: [{outcome: fits}]\nceiling: 1 GiB", 6, "provoked on one machine"),
     ],
