@@ -14,7 +14,7 @@ from membudget.engines.llama_cpp.settings import Settings
 from membudget.engines.llama_cpp.sparse import COMPRESSED, INDEXED, kept
 from membudget.formats.ggml import TYPES
 
-#: Architectures whose caches are kept in ways that are not known here.
+#: Architectures whose caches are kept in unsupported ways.
 _OTHERWISE = frozenset(("qwen4exp", "plamo2"))
 
 
@@ -77,7 +77,7 @@ def known(header: Header) -> None:
     """Raises `ComputeError` for an architecture whose caches are kept in unknown ways."""
     if header.arch in _OTHERWISE:
         raise ComputeError(
-            f"how llama.cpp keeps the caches of {header.arch} is not known here; ask: membudget oracle "
+            f"how llama.cpp keeps the caches of {header.arch} is not supported; ask: membudget oracle "
             "--engine llama_cpp"
         )
 

@@ -52,11 +52,11 @@ def overrides(text: str) -> tuple[tuple[str, str], ...]:
     for part in text.split(","):
         pattern, equals, place = part.strip().rpartition("=")
         if not equals or not pattern or not re.fullmatch(r"CPU|(CUDA|ROCm|HIP|Vulkan|Metal|MTL|SYCL)\d*", place):
-            raise SettingsError(f"{part[:60]!r} is no pattern=PLACE; places are CPU, and devices as CUDA0")
+            raise SettingsError(f"{part[:60]!r} is not pattern=PLACE; places are CPU, and devices as CUDA0")
         try:
             re.compile(pattern)
         except re.error as error:
-            raise SettingsError(f"{pattern[:60]!r} is no regular expression: {error}") from None
+            raise SettingsError(f"{pattern[:60]!r} does not compile: {error}") from None
         found.append((pattern, place))
     return tuple(found)
 
