@@ -54,11 +54,11 @@ def suggest(budget: Budget) -> list[Suggestion]:
     found = []
     request = kv_request(budget, budget.ctx)
     users = max_users(budget)
-    if users:
+    if users and fits(budget._replace(users=users)):
         text = f"{users_text(users)} instead of {budget.users:,}"
         found.append(Suggestion(text, request * (budget.users - users), {"users": users}))
     ctx = max_ctx(budget)
-    if ctx:
+    if ctx and fits(budget._replace(ctx=ctx)):
         text = f"{ctx:,} tokens of context instead of {budget.ctx:,}"
         found.append(Suggestion(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
     small = _with_small_cache(budget)

@@ -15,7 +15,7 @@ from typing import Any
 from membudget.budgets.settings import Settings
 from membudget.data.defaults import DEFAULT_OVERHEAD, DRAWN, MAX_CTX
 from membudget.engines import share
-from membudget.engines.base import Answer, Bucket, Change, Limit, Line, Load, Note, Prepared, Rank, sums_of
+from membudget.engines.base import Answer, Bucket, Change, Limit, Line, Load, Note, Prepared, Rank, Refusal, sums_of
 from membudget.engines.search import largest
 from membudget.engines.vllm import command
 from membudget.engines.vllm.admission import Users
@@ -72,6 +72,11 @@ class VllmDetails:
         }
 
 
+def _of_sequences(refused: Refusal) -> bool:
+    """Whether a lower max_num_seqs is what lifts a refusal."""
+    return any(name == "max_num_seqs" for name, _ in refused.values)
+
+
 class VllmPlan:
     """One model on one machine, or on one device of several, asked of many loads."""
 
@@ -83,8 +88,11 @@ class VllmPlan:
         self.share = settings._replace(gpu_memory_utilization=self.asked.utilization)
 
     def barred(self, ctx: int) -> bool:
-        """Whether no number of users helps: vLLM refuses to start, or its claim leaves the OS less than os_reserve."""
-        return bool(self.starts.refusals(ctx)) or self._takes_reserve
+        """Whether no pool of this size serves: vLLM refuses to start, or its claim leaves the OS less than os_reserve.
+
+        A refusal that a lower max_num_seqs lifts is not one: the pool is the same with it, and so is what it serves.
+        """
+        return any(not _of_sequences(each) for each in self.starts.refusals(ctx)) or self._takes_reserve
 
     @property
     def _takes_reserve(self) -> bool:
@@ -196,7 +204,7 @@ class VllmPlan:
             read=self._read(load),
             headroom_low=None if low is None else low[0],
             users_low=None if low is None else low[1],
-            concurrency=None if refused else pool.max_concurrency,
+            concurrency=None if any(not _of_sequences(each) for each in refused) else pool.max_concurrency,
             command="" if refused else command.serve(self.model, self.weights, self.asked, self.settings, ctx),
             notes=self._notes(start),
             ranks=self._ranks(load),

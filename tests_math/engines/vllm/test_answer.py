@@ -185,3 +185,12 @@ def test_an_upgrade_without_a_machine(capsys: Capture) -> None:
     assert code == (1 if only["worse"] else 0)
     assert (round(only["before"]["concurrency"], 2), round(only["after"]["concurrency"], 2)) == (15.88, 6.35)
     assert any("prefix caching is on by default" in reason for reason in only["reasons"])
+
+
+def test_a_start_that_fewer_sequences_mend_says_what_its_pool_serves(capsys: Capture) -> None:
+    """Nemotron-3-Nano on 12,823,163,705 bytes: 995 state blocks for 1,024 sequences; vLLM's scheduler runs 49 on them."""
+    asked = ("plan", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "--machine", "h100-80gb", "--ctx", "32k")
+    _, plan = said(capsys, *asked, "--users", "4", "--kv-cache-memory-bytes", "12823163705")
+    assert (plan["starts"], plan["fits"], plan["limiting_bucket"]) == (False, False, "start")
+    assert (plan["max_users"], plan["concurrency"]) == (49, pytest.approx(35.535714285714285))
+    assert all("users" not in change["values"] and "ctx" not in change["values"] for change in plan["suggestions"])
