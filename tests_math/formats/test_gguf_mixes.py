@@ -378,3 +378,22 @@ def test_rows_are_whole_blocks(config: dict[str, Any]) -> None:
             for item in form.stored(tensor, small):
                 assert item.shape[-1] % TYPES[item.dtype].weights == 0
                 assert item.nbytes == TYPES[item.dtype].size(item.shape)
+
+
+#: llama.cpp, tools/quantize/quantize.cpp: "Please do not use ... quantization without an importance matrix".
+NEED_A_MATRIX = {"IQ1_S", "IQ1_M", "IQ2_S", "IQ2_XXS", "IQ2_XS", "Q2_K_S"}
+
+
+def test_mixes_that_llama_quantize_refuses_without_a_matrix() -> None:
+    """Those that it names; of the others only such whose tensors need one (llama-quant.cpp tensor_requires_imatrix)."""
+    needs = {name for name, mix in MIXES.items() if mix.imatrix}
+    assert needs >= NEED_A_MATRIX
+    assert needs - NEED_A_MATRIX <= {"IQ2_M", "IQ3_XXS"}
+
+
+def test_the_low_mixes_keep_their_head_in_five_bits() -> None:
+    """llama-quant.cpp: output.weight is Q5_K for the 1 and 2 bit mixes and IQ3_XXS, Q6_K for the other K-quants."""
+    low = {name for name, mix in MIXES.items() if mix.low}
+    assert low == {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"}
+    assert {MIXES[name].head for name in {*low, "IQ3_XXS"}} == {"Q5_K"}
+    assert {MIXES[name].head for name in ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ3_M", "IQ4_XS")} == {"Q6_K"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +99,15 @@ def test_a_bad_indexer_pattern_is_refused(pattern: object) -> None:
     raw = json.loads((HOSTILE / "glm5-index_topk_pattern.config.json").read_text(encoding="utf-8"))
     with pytest.raises(ConfigError, match="index_topk_pattern"):
         build({**raw, "index_topk_pattern": pattern})
+
+
+def test_steps_heads_of_sliding_layers(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """Step-3.5's attention_other_setting says them, where num_sliding_attention_heads does not."""
+    base = raw_config("stepfun-ai/Step-3.7-Flash")
+
+    def count(**more: object) -> int:
+        return build({**base, **more}).count.params
+
+    other = {"attention_other_setting": {"num_attention_heads": 32}}
+    assert count(**other) == count(num_sliding_attention_heads=32) != count()
+    assert count(**other, num_sliding_attention_heads=48) == count(num_sliding_attention_heads=48)

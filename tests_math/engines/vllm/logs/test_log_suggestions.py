@@ -227,3 +227,22 @@ def test_what_does_not_hold_the_weights_is_not_sure(
     told = suggestions(log, compare(log, None), model(name))
     assert [(cure.text, cure.sure) for cure in told] == wanted
     assert all(cure.sure or "weights and a step alone take about" in cure.why for cure in told)
+
+
+PAGES = "The page size of the layer is not divisible by the maximum page size. Cannot unify by adjusting block_size."
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "says"),
+    [
+        ("Attention block size should be increased to at least 528 in order to match", "", "--block-size 528 or more"),
+        (PAGES, ", 'disable_hybrid_kv_cache_manager': True", "leave out --disable-hybrid-kv-cache-manager"),
+        (PAGES, ", 'disable_hybrid_kv_cache_manager': False", "--kv-cache-dtype auto and no --block-size"),
+        (PAGES, "", "--kv-cache-dtype auto and no --block-size"),
+    ],
+)
+def test_pages_that_vllm_cannot_make_equal(text: str, setting: str, says: str) -> None:
+    """The block size that vLLM asks for; else what was switched off; else both choices left to vLLM."""
+    (one,) = found([line.replace("'model': 'x/y', ", f"'model': 'x/y'{setting}, ") for line in refused(text)])
+    assert one.text == says
+    assert one.sure == ("block-size 528" in says)
