@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, layout
 from membudget.formats.ggml import TYPES
-from membudget.formats.gguf_mix import FALLBACK, MIXES, PLAIN, Mix, Place, Rule
+from membudget.formats.gguf_mix import FALCON_DOWN, FALLBACK, MIXES, PLAIN, Mix, Place, Rule
 from membudget.formats.gguf_names import Named, named
 from membudget.model import Model
 from membudget.model.tensors import Tensor
@@ -16,12 +16,20 @@ from membudget.model.tensors import Tensor
 #: Kept as converted, by a part of the name (tensor_allows_quantization in llama-quant.cpp)...
 _KEPT = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "altup", "laurel", "per_layer_model_proj",
-    "position_embd", "token_types", "ssm_conv1d", "shortconv.conv.weight", "time_mix_first.weight",
-    "time_mix_w0.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
-    "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight", "attn_rel_b.weight",
+    "position_embd", "token_types", "ssm_conv1d", "shortconv.conv.weight", "indexer.q_proj.weight",
+    "indexer.k_proj.weight", "time_mix_first.weight", "time_mix_w0.weight", "time_mix_w1.weight",
+    "time_mix_w2.weight", "time_mix_decay_w1.weight", "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
+    "attn_rel_b.weight",
 )  # fmt: skip
 #: ... which is in fp32, except for these (convert_hf_to_gguf.py keeps them in 16 bits).
-_KEPT_IN_16 = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj", "laurel_l", "laurel_r")
+_KEPT_IN_16 = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj", "laurel_l", "laurel_r", "indexer.")
+#: model_types of llama.cpp's falcon architecture, whose attn_output and ffn_down have rules of their own...
+_FALCON = ("falcon", "RefinedWeb", "RefinedWebModel")
+#: ... and of those whose 80 layers are LLM_TYPE_70B in llama-model.cpp.
+_LLAMA = ("llama", "mistral", "ministral", "mixtral", "iquestcoder", "internlm3", "llava_llama")
+_ALSO_BIG = ("qwen2", "nemotron-nas")
+#: Hybrids whose file has one number of KV heads for all layers; the others' first layer, a state, has none.
+_ONE_COUNT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 #: What llama.cpp counts as attn_v.
@@ -117,6 +125,20 @@ def _place(item: Named) -> tuple[int, str]:
     return -1, item.name
 
 
+def _gqa(model: Model) -> int:
+    """n_gqa of llama.cpp: query heads a KV head of the first layer; 0 where it has no KV heads."""
+    config = model.config
+    heads = config.integer("num_attention_heads", 0, minimum=0)
+    first = next((spec for spec in model.caches if spec.layer == 0), None)
+    if first is not None and first.latent:
+        # MLA is converted to one KV head; MiniCPM3's graph expands them
+        return 1 if model.model_type == "minicpm3" else heads
+    if first is not None and not first.kv_heads and model.model_type not in _ONE_COUNT:
+        return 0
+    kv = first.kv_heads if first is not None and first.kv_heads else config.kv_heads if heads else 0
+    return heads // max(1, kv)
+
+
 class _Chooser:
     """Goes through a file's tensors in order and counts them, as llama.cpp does."""
 
@@ -126,15 +148,10 @@ class _Chooser:
         self.layers = 1 + max(_place(item)[0] for item in every)
         self.values = sum(item.name.endswith(_VALUES) for item in every)
         self.experts = config.integer("num_experts", 0, minimum=0)
-        heads = config.integer("num_attention_heads", 0, minimum=0)
-        # an MLA model is converted to one KV head
-        latent = config.get("kv_lora_rank") is not None
-        self.gqa = heads // (1 if latent or not heads else max(1, config.kv_heads))
-        self.falcon = model.model_type == "falcon"
-        # LLM_TYPE_70B in llama-model.cpp
+        self.gqa = _gqa(model)
+        self.falcon, self.ling = model.model_type in _FALCON, model.model_type == "bailing_hybrid"
         self.big = self.layers == 80 and (
-            (model.model_type in ("llama", "mistral") and self.gqa > 1 and self.experts != 8)
-            or model.model_type in ("qwen2", "deci")
+            (model.model_type in _LLAMA and self.gqa > 1 and self.experts != 8) or model.model_type in _ALSO_BIG
         )
         self.counts: dict[str, int] = {}
 
@@ -172,7 +189,9 @@ class _Chooser:
                 return "Q8_0"
             return mix.head
         if self.name == "MXFP4_MOE":
-            return "MXFP4" if len(shape) == 3 and shape[0] > 1 else "Q8_0"
+            # MLA's own tensors have three extents, too; llama.cpp spares bailingmoe3's
+            spared = self.ling and name.endswith(("attn_k_b.weight", "attn_v_b.weight"))
+            return "MXFP4" if len(shape) == 3 and shape[0] > 1 and not spared else "Q8_0"
         if table:
             return mix.embed or mix.base
         return self._layer(name) or mix.base
@@ -193,10 +212,13 @@ class _Chooser:
         if name.endswith("attn_q.weight"):
             return self._apply(mix.q, "attn_q", name)
         if "ffn_down" in name:
-            return self._apply(mix.down, "ffn_down", name)
+            rule = FALCON_DOWN.get(self.name, mix.down) if self.falcon else mix.down
+            return self._apply(rule, "ffn_down", name)
         if name.endswith("attn_output.weight"):
             if self.experts == 8:
                 return "Q5_K" if mix.low or mix.eight else None
+            if self.falcon and not mix.low:
+                return "Q4_K" if self.name == "Q3_K_L" else None
             return self._apply(mix.output, "attn_output", name)
         if "ffn_up" in name or "ffn_gate" in name:
             return self._apply(mix.gate_up, "ffn_up" if "ffn_up" in name else "ffn_gate", name)

@@ -98,7 +98,6 @@ class Mix(NamedTuple):
     embed: token_embd where a separate output.weight exists.  head: output.weight, or the tied token_embd.
     low: one of the 1 and 2 bit mixes, which have a branch of their own.
     eight: attn_output of 8-expert models becomes Q5_K.
-    falcon_down: ffn_down in the falcon architecture, where it differs.
     imatrix: llama-quantize refuses to make this mix without an importance matrix.
     """
 
@@ -163,6 +162,7 @@ MIXES: dict[str, Mix] = {
         k=always("IQ3_XXS"),
         gate_up=middle("IQ3_XXS"),
         eight=True,
+        imatrix=True,  # its IQ3_XXS parts, since v0.4.0 at the latest
     ),
     "IQ3_XXS": Mix(
         "IQ3_XXS",
@@ -193,6 +193,13 @@ MIXES: dict[str, Mix] = {
 #: The mixes that keep every matrix in one plain type.
 PLAIN = ("F32", "F16", "BF16")
 
+#: ffn_down of the falcon architecture, where it differs.
+FALCON_DOWN: dict[str, Rule | None] = {
+    "Q3_K_M": lambda at: "Q5_K" if at.i < at.n // 16 else "Q4_K" if is_more(at) else None,
+    "Q3_K_L": always("Q4_K"),
+    "Q4_K_S": None,
+    "Q4_K_M": lambda at: "Q6_K" if at.i < at.n // 16 else "Q5_K" if is_more(at) else None,
+}
 #: What a type becomes where a row is not made of whole blocks; then F16.
 FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),

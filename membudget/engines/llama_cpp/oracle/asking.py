@@ -90,7 +90,7 @@ def ask_file(
     for number, one in enumerate(settings):
         loads.setdefault(json.dumps(_model(one, library), sort_keys=True), []).append(number)
     for load, numbers in loads.items():
-        questions: list[dict[str, Any]] = [_context(settings[number]) for number in numbers]
+        questions: list[dict[str, Any]] = [context_values(settings[number]) for number in numbers]
         if graph:
             questions = [{**question, "graph": graph} for question in questions]
         rows, told = _run(library, {"model": {"file": path, **json.loads(load)}, "questions": questions})
@@ -105,13 +105,16 @@ def ask_file(
     return [answers[number] for number in range(len(settings))]
 
 
-def file_types(path: str, ftypes: Sequence[int], library: Library | None = None) -> list[dict[str, str]]:
+def file_types(
+    path: str, ftypes: Sequence[int], library: Library | None = None, *, dry_run: bool = True
+) -> list[dict[str, str]]:
     """The ggml type that llama-quantize gives each tensor of `path`, for each file type (``llama_ftype``).
 
-    A dry run: nothing is quantized.  Tensors that stay as they are are named with the type they have.
+    dry_run: nothing is quantized; else the weights are, into the null device.
+    Tensors that stay as they are are named with the type they have.
     """
     library = library or find_library()
-    quantize = [{"ftype": number, "dry_run": True, "allow_requantize": True} for number in ftypes]
+    quantize = [{"ftype": number, "dry_run": dry_run, "allow_requantize": True} for number in ftypes]
     rows, told = _run(library, {"model": {"file": path}, "questions": [], "quantize": quantize})
     if len(rows) < len(ftypes):
         raise OracleError(f"llama.cpp {TAG} quantized {len(rows)} of {len(ftypes)} file types: {_words(rows, told)}")
@@ -123,7 +126,7 @@ def _types(log: str) -> dict[str, str]:
     for line in log.splitlines():
         named = re.search(r"\] +(\S+) +- \[.*?\], type = +(\S+),(.*)", line)
         if named:
-            becomes = re.search(r"-> *(?:.*?\()?(\w+)\)? *$", named[3])
+            becomes = re.search(r"converting to (\w+)", named[3]) or re.search(r"-> *(?:.*?\()?(\w+)\)? *$", named[3])
             found[named[1]] = (becomes[1] if becomes else named[2]).upper()
     return found
 
@@ -167,7 +170,8 @@ def _model(one: Settings, library: Library) -> dict[str, Any]:
     return found
 
 
-def _context(one: Settings) -> dict[str, Any]:
+def context_values(one: Settings) -> dict[str, Any]:
+    """The fields of llama_context_params that these settings are."""
     outputs = one.outputs_max
     if outputs is None:
         outputs = one.slots * (1 + one.draft_max)

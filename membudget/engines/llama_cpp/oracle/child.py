@@ -4,6 +4,7 @@
 
 The job: ``library`` (folder of the shared objects), ``version`` (what it must be), ``model`` (arguments of
 llama_model_params and ``file``), ``questions`` (arguments of llama_context_params, one context each).
+Answers have the process's resident bytes: before loading, and with a context.
 The structs are those of llama.cpp v0.4.0 include/llama.h; nothing is called before the version is checked.
 Only the standard library is used here: an assertion of ggml ends the process, and the parent reads what was printed.
 """
@@ -223,6 +224,15 @@ def graph(library: Library, context: int, tokens: int, seqs: int, outputs: int) 
     return [{"order": order, "tensors": found}]
 
 
+def resident() -> int:
+    """Resident bytes of this process; 0 where /proc does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
+
+
 def main() -> None:
     """Answer the job on stdin."""
     job = json.load(sys.stdin)
@@ -244,8 +254,9 @@ def main() -> None:
         for number, (pattern, kind) in enumerate(overrides):
             rows[number] = Override(pattern.encode(), types[kind])
         model.tensor_buft_overrides = c.cast(rows, P)
+    before = resident()
     loaded = library.llama.llama_model_load_from_file(path.encode(), model)
-    say({"loaded": bool(loaded), "log": library.take()})
+    say({"loaded": bool(loaded), "log": library.take(), "rss": before})
     if not loaded:
         return
     for number, question in enumerate(job["questions"]):
@@ -254,7 +265,7 @@ def main() -> None:
         wanted = values.pop("graph", None)
         set_fields(params, values)
         context = library.llama.llama_init_from_model(loaded, params)
-        answer = {"number": number, "made": bool(context), "log": library.take()}
+        answer = {"number": number, "made": bool(context), "log": library.take(), "rss": resident()}
         if context and wanted:
             answer["graph"] = graph(library, context, *wanted)
         say(answer)
