@@ -188,7 +188,7 @@ def test_an_upgrade_without_a_machine(capsys: Capture) -> None:
 
 
 def test_a_start_that_fewer_sequences_mend_says_what_its_pool_serves(capsys: Capture) -> None:
-    """Nemotron-3-Nano on 12,823,163,705 bytes: 995 state blocks for 1,024 sequences; vLLM's scheduler runs 49 on them."""
+    """Nemotron-3-Nano on 12,823,163,705 bytes: 995 state blocks for 1,024 sequences; vLLM runs 49."""
     asked = ("plan", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "--machine", "h100-80gb", "--ctx", "32k")
     _, plan = said(capsys, *asked, "--users", "4", "--kv-cache-memory-bytes", "12823163705")
     assert (plan["starts"], plan["fits"], plan["limiting_bucket"]) == (False, False, "start")
