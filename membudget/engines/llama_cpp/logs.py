@@ -35,10 +35,13 @@ _FAILED = re.compile(
     r"|allocating ([0-9.]+) MiB on device (\d+): \w+ failed"
 )
 _BREAKDOWN = re.compile(
-    r"- (\S.*?)(?: \((.*?)\))?:? *\|? +(?:(\d+) = +(\d+) \+ +|\d+ +)?\(? *(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\)?"
+    r"(?:- |^\s*\| +)(\S.*?)(?: \((.*?)\))?:? *\|? +(?:(\d+) = +(\d+) \+ +|\d+ +)?\(? *(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\)?"
     r"(?: \+ +(-?\d+))?"
 )
-_BREAKDOWN_LINE = re.compile(r"memory_breakdown(?:_print)?:")
+_BREAKDOWN_LINE = re.compile(r"memory_breakdown(?:_print)?:|^\s*\| +(?:- )?\w+(?: \(.*\))? +\| +(?:\d+ = +)?\d+ ")
+#: What -fit expects before it changes anything, in MiB, and what it changed.
+_PROJECTED = re.compile(r"params_fit\w*: +- (\w+) +\(.*\) *: +(\d+) total, +(\d+) used, +-?\d+ (?:deficit|free)")
+_REDUCED = re.compile(r"context size reduced from (\d+) to (\d+)")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,10 @@ class Log:
     free: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     breakdown: tuple[Breakdown, ...] = ()
+    #: (bytes of a device, bytes that -fit expected on it before it changed anything)
+    projected: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: (tokens asked for, tokens that -fit took), where it took fewer
+    reduced: tuple[int, int] | None = None
 
     @property
     def places(self) -> dict[str, dict[str, int]]:
@@ -102,7 +109,8 @@ class Log:
     @property
     def found(self) -> bool:
         """Whether there is anything of llama.cpp's in it."""
-        return bool(self.places or self.failures or self.breakdown or self.prints.caches or self.prints.context)
+        prints = self.prints
+        return bool(self.places or self.failures or self.projected or prints.caches or prints.context)
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,8 @@ def _read(lines: list[str]) -> Log:
     free: dict[str, int] = {}
     failures: list[Failure] = []
     breakdown: dict[str, Breakdown] = {}
+    projected: dict[str, tuple[int, int]] = {}
+    reduced: tuple[int, int] | None = None
     for line in lines:
         for name, pattern in _FACTS.items():
             if found := pattern.search(line):
@@ -143,12 +153,17 @@ def _read(lines: list[str]) -> Log:
         elif found := _WORKING_SET.search(line):
             # decimal: Metal's own figure divided by 1e6
             free["Metal"] = round(float(found[1]) * 10**6)
+        elif found := _PROJECTED.search(line):
+            projected.setdefault(found[1], (_mib(found[2]), _mib(found[3])))
+        elif found := _REDUCED.search(line):
+            reduced = int(found[1]), int(found[2])
         elif found := _FAILED.search(line):
             _failed(failures, found)
         elif _BREAKDOWN_LINE.search(line) and (found := _BREAKDOWN.search(line)):
             _, total, unused, _, model, context, compute, other = (found[1], *map(_mib, found.groups()[2:]))
             breakdown[found[1]] = Breakdown(found[1], total, unused, model, context, compute, other)
-    return Log(read("\n".join(lines)), facts, free, tuple(failures), tuple(breakdown.values()))
+    rows = tuple(breakdown.values())
+    return Log(read("\n".join(lines)), facts, free, tuple(failures), rows, projected, reduced)
 
 
 def _mib(text: str | None) -> int:
@@ -269,6 +284,11 @@ def _block(log: Log, differs: list[str], helps: list[str]) -> str:
         lines += [
             f"  {_text(one.bytes)} could not be allocated on {one.device or 'the device'}" for one in log.failures
         ]
+    for name, (total, used) in log.projected.items():
+        told = f"{_text(used - total)} more than it has" if used > total else "fits"
+        lines.append(f"  {name}: -fit expected {_text(used)} of {_text(total)}: {told}")
+    if log.reduced:
+        lines.append(f"  -fit took -c {log.reduced[1]:,} in place of {log.reduced[0]:,}")
     if log.places:
         lines.append(f"  {'':14}{'weights':>12}{'kv cache':>12}{'buffers':>12}{'in all':>12}")
     for name, parts in log.places.items():
@@ -297,6 +317,8 @@ def _document(log: Log, differs: list[str], helps: list[str]) -> dict[str, Any]:
             for cache in prints.caches
         ],
         "states": [{"bytes": state.size, "cells": state.cells} for state in prints.states],
+        "projected": {name: {"total": total, "used": used} for name, (total, used) in log.projected.items()},
+        "reduced": list(log.reduced or ()),
         "failures": [{"device": one.device, "bytes": one.bytes} for one in log.failures],
         "differs": differs, "would_help": helps,
     }  # fmt: skip

@@ -94,7 +94,7 @@ _COMPRESSOR = re.compile(
     rf"\w+ ratio *= *\d+, state *= *\d+ x \d+, streams *= *(\d+), rs_seq *= *(\d+), layers *= *(\d+), size *= *{_MIB}"
 )
 _COMPRESSOR_BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/()-]*) +DSV4 \w+ state buffer size *= *{_MIB}")
-_BUFFER = re.compile(rf"([A-Za-z][\w.\[\]:/()-]*) +(?:(model|KV|RS|output|compute) )?buffer size *= *{_MIB}")
+_BUFFER = re.compile(rf"([A-Z][\w.\[\]:/()-]*) +(?:(model|KV|RS|output|compute|input) )?buffer size *= *{_MIB}")
 #: Ollama's own runner, which has llama.cpp's devices and not its words.
 _OLLAMA = re.compile(
     rf'msg="(model weights|kv cache|compute graph)".*? (?:device|buffer|buffer_type)=(\S+) size={_SIZE}'
@@ -110,7 +110,7 @@ _GRAPH = re.compile(r"graph (splits|nodes) *= *(\d+)")
 _WINDOW = re.compile(r"creating +(non-SWA|SWA) KV cache")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMA = re.compile(r"(\d),(\d\d?)(?= Mi?B)")
-_KINDS = {"model": "model", "KV": "kv", "RS": "rs", "output": "output", "compute": "compute"}
+_KINDS = {"model": "model", "KV": "kv", "RS": "rs", "output": "output", "compute": "compute", "input": "compute"}
 
 
 def mib(text: str) -> int:
@@ -130,7 +130,7 @@ def read(text: str) -> Prints:
     """
     caches: list[CacheLine] = []
     states: list[StateLine] = []
-    buffers: dict[str, dict[str, int]] = {name: {} for name in _KINDS.values()}
+    buffers: dict[str, dict[str, int]] = {name: {} for name in dict.fromkeys(_KINDS.values())}
     context: dict[str, str] = {}
     offloaded: tuple[int, int] | None = None
     graph: dict[str, int] = {}
