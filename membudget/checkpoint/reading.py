@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,8 @@ from membudget.checkpoint.safetensors_json import MAX_HEADER, parse_index
 INDEX = "model.safetensors.index.json"
 #: The most files of one checkpoint; the largest published have a few hundred.
 MAX_FILES = 4096
+#: How downloaders call a file that is not whole yet (huggingface_hub, wget and browsers, aria2).
+_UNFINISHED = re.compile(r"\.(safetensors|gguf|json)\.(incomplete|part|aria2)$")
 
 
 def part_of(name: str, suffix: str) -> tuple[str, int, int] | None:
@@ -94,7 +97,7 @@ def _folder(folder: str) -> Checkpoint:
         return _gguf(os.path.join(folder, first[0]))
     if first:
         raise CheckpointError(folder, None, f"has {len(first)} GGUF models; pass one of them: {', '.join(first[:8])}")
-    raise CheckpointError(folder, None, "has no .safetensors and no .gguf file in it")
+    raise CheckpointError(folder, None, f"has no .safetensors and no .gguf file in it{unfinished(names)}")
 
 
 def _refuse_mixture(shards: list[str], folder: str) -> None:
@@ -113,8 +116,16 @@ def _refuse_mixture(shards: list[str], folder: str) -> None:
         raise CheckpointError(folder, None, f"file {missing[0]:05d} of {count:05d} is missing ({len(missing)} in all)")
 
 
+def unfinished(names: Iterable[str]) -> str:
+    """``; NAME is an unfinished download: finish it first`` where a file's name says so; "" for none."""
+    found = next(filter(_UNFINISHED.search, sorted(names)), "")
+    return f"; {found} is an unfinished download: finish it first" if found else ""
+
+
 def _indexed(index: str) -> Checkpoint:
     folder = os.path.dirname(index) or "."
+    if os.path.exists(index) and not os.path.isfile(index):
+        raise CheckpointError(index, None, "not a regular file: pipes and devices are not read")
     try:
         with open(index, "rb") as stream:
             content = stream.read(MAX_HEADER + 1)

@@ -39,8 +39,11 @@ def snapshot(name: str) -> str | None:
             return None
         repo = os.path.join(root, same[0])
     snapshots = os.path.join(repo, "snapshots")
+    ref = os.path.join(repo, "refs", "main")
+    if os.path.exists(ref) and not os.path.isfile(ref):
+        raise ConfigError(f"{ref}: not a regular file: pipes and devices are not read")
     try:
-        with open(os.path.join(repo, "refs", "main"), encoding="ascii", errors="replace") as stream:
+        with open(ref, encoding="ascii", errors="replace") as stream:
             commit = stream.read(200).strip()
         if not is_word(commit):
             raise ConfigError(f"{repo}/refs/main: {commit[:40]!r} is not a commit; delete the folder and fetch again")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from membudget.checkpoint import Checkpoint, read_path
+from membudget.checkpoint import Checkpoint, CheckpointError, read_path
+from membudget.checkpoint.reading import unfinished
 from membudget.sources.hub import read_repo
 from membudget.sources.locate import Located
 from membudget.sources.names import is_repo_file
@@ -40,4 +41,7 @@ def checkpoint_of(found: Located) -> Checkpoint | None:
     names = os.listdir(found.path)
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return read_path(found.path)
+    left = unfinished(names)
+    if left:
+        raise CheckpointError(found.path, None, f"has no weights to compare{left}, or pass its config.json alone")
     return None

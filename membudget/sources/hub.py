@@ -6,6 +6,7 @@ several shards), GGUF headers through ours.  Configs are saved for offline use b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -228,12 +229,24 @@ def _fetch(hub: Any, repo: str, dest: str) -> Fetched:
                 raise CheckpointError(repo, None, what)
             continue
         _check_json(content, f"{repo}/{name}")
-        with open(target, "wb") as stream:
-            stream.write(content)
+        _save(target, content)
         saved.append(target)
     index = _optional(hub, repo, INDEX)
     total = parse_index(index, f"{repo}/{INDEX}")[1] if index is not None else None
     return Fetched(repo, saved[0], total, tuple(saved))
+
+
+def _save(path: str, content: bytes) -> None:
+    """Write a file at once: a full disk leaves what was there before."""
+    beside = f"{path}.part"
+    try:
+        with open(beside, "wb") as stream:
+            stream.write(content)
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def _optional(hub: Any, repo: str, name: str) -> bytes | None:

@@ -14,7 +14,7 @@ from json import loads
 from typing import Any
 
 from membudget.checkpoint import Checkpoint, CheckpointError, config_of, read_path
-from membudget.checkpoint.reading import gguf_models
+from membudget.checkpoint.reading import gguf_models, unfinished
 from membudget.data import data_path
 from membudget.errors import NOT_AVAILABLE, WRONG_INPUT
 from membudget.model.config import MAX_CONFIG_BYTES, Config, ConfigError, load
@@ -161,6 +161,7 @@ def _from_folder(folder: str, source: str, kind: str, repo: str | None) -> Locat
     if any(file.endswith((".safetensors", ".safetensors.index.json")) for file in files):
         return Located(None, source, "safetensors", folder, repo, _quant(folder))
     hint = "; adapter_config.json is a LoRA adapter's: pass the base model" if "adapter_config.json" in files else ""
+    hint += unfinished(files)
     raise ConfigError(f"{source}: no config.json, .safetensors or .gguf file in it{hint}")
 
 
@@ -183,8 +184,10 @@ def _gguf(path: str, source: str, repo: str | None) -> Located:
 
 def _quant(folder: str, file: str = "hf_quant_config.json") -> dict[str, Any] | None:
     path = os.path.join(folder, file)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         return None
+    if not os.path.isfile(path):
+        raise ConfigError(f"{path}: not a regular file: pipes and devices are not read")
     try:
         if os.path.getsize(path) > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: too large for a hf_quant_config.json")

@@ -187,3 +187,43 @@ def test_our_own_words_are_none(run: Run) -> None:
     code, _, error = run("plan", "Qwen/Qwen3-8B", "--machine", "2x dgx-spark", "--engine", "llama_cpp")
     assert code == 2
     assert "internal" not in error
+
+
+@pytest.mark.parametrize("when", ["write", "close"])
+def test_init_on_a_full_disk_leaves_no_file(
+    when: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC while it is written, or when it is closed: an error, and no empty budget that the next init trips over."""
+    import builtins
+
+    real = builtins.open
+
+    def full(path: object, *args: object, **more: object) -> object:
+        file = real(path, *args, **more)  # type: ignore[call-overload]
+        if str(path).endswith(".yaml") and "x" in args:
+
+            def fail(*_: object) -> None:
+                raise OSError(28, "No space left on device")
+
+            monkeypatch.setattr(file, when, fail) if when == "write" else None
+            if when == "close":
+                return _Closing(file)
+        return file
+
+    class _Closing:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> Any:
+            return self.file
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(builtins, "open", full)
+    code, _, err = run("init", "Qwen/Qwen3-8B", "--machine", "h100", "--to", str(tmp_path / "budgets"))
+    assert (code, "No space left on device" in err) == (2, True)
+    assert list((tmp_path / "budgets").iterdir()) == []
+    monkeypatch.undo()
+    assert run("init", "Qwen/Qwen3-8B", "--machine", "h100", "--to", str(tmp_path / "budgets"))[0] == 0

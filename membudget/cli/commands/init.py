@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import suppress
 
 from membudget import machines
 from membudget.budgets.budget import Budget, unfiled_id
@@ -220,11 +221,17 @@ def _write(path: str, text: str) -> None:
     except OSError as error:
         raise InputError(f"--to {folder}: cannot be made: {error.strerror or error}") from None
     try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
+        file = open(path, "x", encoding="utf-8")  # noqa: SIM115  (closed below: what is half written must go)
     except FileExistsError:
         raise InputError(f"{path} is there already and stays as it is; delete it, or choose another --to") from None
     except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    try:
+        with file:
+            file.write(text)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(path)
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
