@@ -6,8 +6,11 @@ imported vLLM per case (4 to 6 s each); -m "cpu and slow" runs the wider set and
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 
 from membudget import formats
+from membudget.cli.main import main as membudget
 from membudget.engines.vllm.oracle.asking import ENV, find_python
 from membudget.engines.vllm.parallel.ranks import stages
 from membudget.engines.vllm.pool.plan import Pool, PoolRequest, plan_pool
@@ -181,6 +185,17 @@ def test_engine_refuses_as_predicted(model: str, settings: dict[str, Any], engin
     assert pool.error in started["error"]
 
 
+def printed(model: str) -> list[str]:
+    """The flags of the line that `membudget plan --command` prints for a server of 2,048 tokens."""
+    asked = ["plan", model, "--machine", "this-machine", "--engine", "vllm", "--ctx", "2048", "--enforce-eager"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert membudget([*asked, "--kv-cache-memory-bytes", str(KV), "--command"]) == 0
+    words = shlex.split(out.getvalue())
+    assert words[:3] == ["vllm", "serve", model]
+    return words[3:]
+
+
 def serve(python: str, folder: Path, *more: str, environment: dict[str, str] | None = None) -> Server:
     """A server of the tiny llama on a free port."""
     model = folder / "tiny"
@@ -188,8 +203,8 @@ def serve(python: str, folder: Path, *more: str, environment: dict[str, str] | N
     (model / "config.json").write_text(json.dumps(TINY["llama"]), encoding="utf-8")
     port = free_port()
     arguments = [
-        *("--served-model-name", "tiny", "--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"),
-        *("--max-model-len", "2048", "--kv-cache-memory-bytes", str(KV)),
+        *printed(str(model)),
+        *("--served-model-name", "tiny", "--load-format", "dummy", "--skip-tokenizer-init"),
         *("--host", "127.0.0.1", "--port", str(port), *more),
     ]
     if "amx_tile" in cpu_flags():
@@ -222,7 +237,7 @@ def check_server(server: Server, tp: int) -> None:
 
 
 def test_real_server(vllm_python: str, tmp_path: Path) -> None:
-    """A server's own /metrics and log agree with the arithmetic; it serves a request and leaves nothing running."""
+    """Started from a plan's own line: /metrics and log agree with the arithmetic, and nothing is left running."""
     with serve(vllm_python, tmp_path) as server:
         check_server(server, 1)
 
