@@ -9,7 +9,7 @@ from membudget.measure.comparison import Row
 from membudget.units import MIB
 from tests_hw.conftest import rehearsal
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.xdist_group("simulated_gpu")]  # its fixtures are made once
 
 GROUPS = ("weights", "growth", "static", "activations", "sandwich", "total", "edge")
 

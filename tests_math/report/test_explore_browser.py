@@ -15,7 +15,11 @@ from membudget.report import explore
 from tests_math.report import browser
 from tests_math.report.explore_plans import START, answer, choices, draw
 
-pytestmark = [pytest.mark.suite, pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())]
+pytestmark = [
+    pytest.mark.suite,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
+]
 
 #: Rows of the table by name and the machines' verdicts, as text without separators.
 READ = """
