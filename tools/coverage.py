@@ -22,6 +22,7 @@ from membudget.model.families import Family, find  # noqa: E402
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES  # noqa: E402
 from tests_math.model.family_reference import NAMES_DIFFER, TOWERS, UNBUILDABLE, inventory, raw  # noqa: E402
 from tools.census import digest  # noqa: E402
+from tools.witnesses import second  # noqa: E402
 
 #: The blocks of membudget/model/{attention,latent,feedforward,state}.py; any other is one family's own.
 SHARED = (
@@ -79,6 +80,8 @@ def main() -> None:
     path = ROOT / "fixtures" / "cache_coverage.json"
     caches: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows, exact, buildable, left_out = [], 0, 0, []
+    reasons = {model_type: why for why, types in WHY.items() for model_type in types.split()}
+    witnesses = second(sorted(census["types"]), reasons)
     for model_type, row in sorted(census["types"].items()):
         if model_type in UNBUILDABLE or model_type in TOWERS:
             family = find(TEXT_TYPES.get(model_type, model_type))
@@ -93,7 +96,8 @@ def main() -> None:
         good = "off" not in default and drawn.split()[1:2] == drawn.split()[3:4]
         exact += good
         cache = caches.get(model_type, "")
-        rows.append(f"| `{model_type}` | {blocks(family)} | {default} | {drawn} | {cache} |")
+        rows.append(f"| `{model_type}` | {blocks(family)} | {default} | {drawn} | {cache} | {witnesses[model_type]} |")
+    alone = sum("| none:" in row for row in rows)
     remote = sorted({t for t in _remote() if t not in census["types"]})
     known = sum(value == "exact" for value in caches.values())
     page = f"""# Coverage
@@ -109,10 +113,13 @@ The nightly run draws new ones (`MEMBUDGET_FULL=1 pytest -m transformers tests_m
 
 ## Types
 
-`own` is a part that no shared block makes, written beside its family.
+`own` is a part that no shared block makes, written beside its family. The second witness is not 5.24's class: \
+a published total that a test explains to the element (`fixtures/published_params.json`), vLLM's own model class on \
+the meta device (`fixtures/vllm_params.json`; classes that vLLM borrows from transformers are no witness), or the \
+oldest of two older versions of transformers that knows the type. {alone} types have none.
 
-| type | blocks | default config | random configs | cache |
-|---|---|---|---|---|
+| type | blocks | default config | random configs | cache | second witness |
+|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
 ## Left out

@@ -2,9 +2,9 @@
 
     python tools/vllm_params.py PYTHON_OF_VLLM [type ...]
 
-The second witness beside transformers' classes.  The configs are the random ones of fixtures/census.json with a
-vocabulary of 1,024 (vLLM pads it to multiples of 64).  Classes that vLLM borrows from transformers are left out: they
-are no other witness.  What a type answers is its parameters, or why there are none.
+The second witness beside transformers' classes.  The configs have the sizes of the random ones of fixtures/census.json,
+the flags of the class, and a vocabulary of 1,024 (vLLM pads it to multiples of 64).  Classes that vLLM borrows from
+transformers are left out: they are no other witness.  A type has its parameters, or why there are none.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tests_math.model.family_reference import TOWERS, UNBUILDABLE, raw  # noqa: 
 CHILD = ROOT / "membudget" / "engines" / "vllm" / "oracle" / "_child" / "child.py"
 OUT = ROOT / "fixtures" / "vllm_params.json"
 VOCABULARY = 1024
+#: Keys of which vLLM's classes read other spellings, or none.
+ONLY_TRANSFORMERS = {"ffn_hidden_size", "num_attention_heads_per_layer", "layer_types", "mlp_layer_types"}
 #: Prints which of these classes vLLM has itself.
 KNOWN = """
 import json, sys
@@ -38,9 +40,16 @@ print("KNOWN" + json.dumps(own))
 
 
 def asked(config: dict[str, Any]) -> dict[str, Any]:
-    """A config of the census with a vocabulary that vLLM does not pad."""
+    """Sizes of the census, a vocabulary that vLLM does not pad, and the class's own flags.
+
+    vLLM's classes know the flags of published checkpoints; others are transformers' alone.
+    """
     keys = ("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size")
-    return {key: VOCABULARY if key in keys else value for key, value in config.items()}
+    return {
+        key: VOCABULARY if key in keys else value
+        for key, value in config.items()
+        if not isinstance(value, bool) and key not in ONLY_TRANSFORMERS
+    }
 
 
 def main() -> None:

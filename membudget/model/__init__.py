@@ -94,7 +94,8 @@ class Model:
         found = []
         if self.custom_code:
             found.append(
-                f"custom code: the repository has a class of its own ({self.custom_code}); counted as {self.read_as}"
+                f"custom code: the repository has a class of its own ({self.custom_code}); counted as {self.read_as}: "
+                "its tensors and its cache may differ"
             )
         if self.not_read:
             found.append(f"not read: {', '.join(self.not_read[:12])}{', ...' if len(self.not_read) > 12 else ''}")

@@ -209,3 +209,30 @@ def test_init_ci_makes_plain_pytest_test_budgets(ask: Ask, tmp_path: Path, monke
     ]
     _, found = ask(*words, "--users", "2", "--to", "more")
     assert "add to pytest's section of pytest.ini: membudget_budgets = more" in found["notes"]
+
+
+SANTACODER = Path(__file__).parents[2] / "fixtures" / "hostile" / "santacoder.config.json"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("count",),
+        ("plan", "--machine", "h100", "--ctx", "2048"),
+        ("pool", "--available-kv", "20GiB"),
+        ("fleet", "--node", "8xh100", "--users", "10", "--ctx", "2048"),
+        ("formats",),
+        ("formats", "--machine", "h100", "--ctx", "2048"),
+        ("init", "--machine", "h100", "--ctx", "2048"),
+    ],
+    ids=" ".join,
+)
+def test_custom_code_is_said_by_every_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """A class of the repository's own under a known model_type: counted as that type, and said so."""
+    monkeypatch.chdir(tmp_path)
+    _, out, err = run(command[0], str(SANTACODER), *command[1:])
+    text = " ".join((out + err).split())
+    assert "custom code: the repository has a class of its own (modeling_gpt2_mq.GPT2LMHeadCustomModel)" in text
+    assert "counted as gpt_bigcode: its tensors and its cache may differ" in text

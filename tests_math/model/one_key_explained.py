@@ -35,7 +35,17 @@ EVERY: dict[tuple[str, str], str] = {
     ("xlstm", "num_blocks"): "a second number beside num_hidden_layers: the class takes one here, the other there",
 }
 #: The same, for 4.x alone.
-OLD: dict[tuple[str, str], str] = {}
+OLD: dict[tuple[str, str], str] = {
+    ("*", "tie_word_embeddings"): (
+        "null is false in 4.x and the class's default in 5.x; where false differs, 4.x has a second bias of the head "
+        "beside (docs/coverage.md)"
+    ),
+    ("*", "position_embedding_type"): "4.x learns distances with relative_key; 5.x knows no such embeddings",
+    ("deepseek_v2", "mlp_bias"): "4.x has a bias in each expert; 5.x stacks the experts without one",
+    ("deepseek_v2", "vocab_size"): "the class's default went from 32,000 to 102,400",
+    ("ernie4_5_moe", "use_bias"): "4.x has biases in the experts and the head; 5.x in neither",
+    ("gemma3n_text", "num_kv_shared_layers"): "4.x keeps key and value projections in layers that read others' keys",
+}
 
 
 def why(one: Difference, newest: bool) -> str:

@@ -75,6 +75,7 @@ def _choice(name: str, args: Arguments) -> Choice:
     form = choose_format(args.format, model, found, notes)
     if model.unproven:
         notes.insert(0, f"unproven: {model.model_type} treated as {model.read_as} because of --as")
+    notes += model.notes
     form.weigh(model)  # a format that does not apply is an error here, not a dead option on the page
     cache = choose_cache(args.kv_cache_dtype, form, model, found)
     return Choice(model, form, cache, tuple(notes))

@@ -67,7 +67,7 @@ def run(args: Arguments) -> Result:
     if args.params is None:
         model, found = find_model(args)
         form = named_format(args.format, model)
-        notes += _engine_notes(form, [*devices, node[0]] if args.node else devices)
+        notes += [*model.notes, *_engine_notes(form, [*devices, node[0]] if args.node else devices)]
         dtype = choose_cache(args.kv_cache_dtype, form, model, found, DEFAULT_ENGINE)  # whose layouts are tried
         fleet = for_model(
             model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes

@@ -132,9 +132,9 @@ def _of_model(args: Arguments) -> Result:
         "users": users if args.machine else None,
         "formats": [row.as_json() for row in rows],
         "refused": refused,
-        "notes": notes if args.machine else [],
+        "notes": [*(notes if args.machine else []), *model.notes],
     }
-    return Result(0 if fits else 1, document, lambda: _table(document, shown, notes))
+    return Result(0 if fits else 1, document, lambda: _table(document, shown))
 
 
 def _reader(form: formats.Format) -> str:
@@ -164,7 +164,7 @@ def _plan(
     return predict(budget)
 
 
-def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
+def _table(document: dict[str, Any], rows: list[Row]) -> str:
     from membudget.planning.words import users_text
     from membudget.text.terminal import Terminal, table
     from membudget.units import gib, short
@@ -190,8 +190,8 @@ def _table(document: dict[str, Any], rows: list[Row], notes: list[str]) -> str:
     said = [f"not {_few(names)}: {why}" for why, names in reasons.items()]
     if left := len(document["formats"]) - len(rows):
         said.append(f"{left:,} less common ones: --all")
+    said += document["notes"]
     if rows and rows[0].ledger is not None:
-        said += notes
         fits = [row for row in rows if row.ledger is not None and row.ledger.fits]
         if fits:
             least = fits[0].ledger

@@ -105,7 +105,7 @@ def run(args: Arguments) -> Result:
     if not os.path.exists(schema):
         _write(schema, schema_text())
     test = _command(["pytest", "--pyargs", "membudget.tests", f"--membudget-budgets={path}"])
-    notes = [*available_now(machine, machine.os_reserve), *(_ci(args.to) if args.ci else [])]
+    notes = [*model.notes, *available_now(machine, machine.os_reserve), *(_ci(args.to) if args.ci else [])]
     next_steps = f"Next: {_command(['membudget', 'check', path])}\n  or: {test}"
     return Result(
         0,

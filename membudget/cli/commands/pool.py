@@ -98,6 +98,7 @@ def run(args: Arguments) -> Result:
         details, notes = _of_machine(args, settings, model, found, fitted)
     else:
         details = _of_bytes(args, settings, model, fitted)
+    notes += model.notes
     pool = details.pool
     document = {"model": model.name, "source": found.source, **pool.as_json()}
     refused = [refusal.as_json() for refusal in details.refusals]
