@@ -75,7 +75,7 @@ MISSING = (
     "graphs, where an allocation falls into one of the two that are measured.",
     "Encoders have recipes for Gemma 3, Mistral 3, Llama 4, Kimi-VL and Qwen 2-VL to 3.5; others are left out, and the "
     "note `encoder_unknown` says so.",
-    "Not in the parts: a drafter's weights and graphs, LoRA's buffers, what LMCache and other connectors keep, NCCL "
+    "Not in the parts: a drafter's weights and graphs, what LMCache and other connectors keep, NCCL "
     "between hosts beyond one start's, sleep mode.",
     "What a kernel keeps of quantized weights is counted by vLLM's own preparation for Marlin, Machete and CUTLASS "
     "(fixtures/oracle/loaded_weights.json); kernels that a user picks by hand, DeepGEMM's, TRT-LLM's and Humming's "

@@ -142,3 +142,18 @@ def test_the_total_of_a_card_has_a_range() -> None:
     for name in ("h100-80gb", "rtx-4090", "dgx-spark"):
         found = total(machine_named(name), ProfileSettings())
         assert found.low <= found.bytes <= found.high
+
+
+@pytest.mark.parametrize(
+    ("version", "tokens", "more"), [("0.25.0", 32768, 0), ("0.28.0", 32768, 3), ("0.28.0", 2048, 0)]
+)
+def test_a_hybrids_first_full_graph_is_in_the_range(version: str, tokens: int, more: int) -> None:
+    """vllm-project/vllm#50780: 128 KiB a token from 0.26 on, 4 GiB at 32,768 tokens; the estimator takes the larger of
+    the two first graphs, so a small batch costs nothing (#52872).
+    """
+    found = _left("Qwen--Qwen3.5-9B", "h100-80gb", version, max_num_batched_tokens=tokens, v2_runner=False)
+    part = found.part("cuda_graphs")
+    assert (part.high - part.bytes) // GIB >= max(more, 1)
+    assert more or part.high - part.bytes == GIB
+    plain = _left("Qwen--Qwen3-8B", "h100-80gb", version, max_num_batched_tokens=tokens, v2_runner=False)
+    assert plain.part("cuda_graphs").high - plain.part("cuda_graphs").bytes == GIB

@@ -11,6 +11,7 @@ from membudget.engines.vllm.profile.graphs import graphs
 from membudget.engines.vllm.profile.identity import requested_bytes
 from membudget.engines.vllm.profile.learned import Learned, replace
 from membudget.engines.vllm.profile.loaded_weights import Rank, ranks
+from membudget.engines.vllm.profile.lora import lora
 from membudget.engines.vllm.profile.non_torch import non_torch
 from membudget.engines.vllm.profile.settings import ProfileSettings
 from membudget.engines.vllm.profile.widths import widths
@@ -24,9 +25,9 @@ from membudget.model import Model
 class RankAvailable:
     """One rank of one pipeline stage; its ranks of a stage are alike.
 
-    stage: its index.  parts: requested, weights, activation, non_torch, cuda_graphs; the first minus the others is
-    `bytes`, exactly.  low, high: the range.  runner, sampler: which were taken.  encoder_known: False where the model
-    has a tower whose dummy batch is left out.
+    stage: its index.  parts: requested, weights, activation, non_torch, cuda_graphs, and lora where there are adapters;
+    the first minus the others is `bytes`, exactly.  low, high: the range.  runner, sampler: which were taken.
+    encoder_known: False where the model has a tower whose dummy batch is left out.
     """
 
     stage: int
@@ -64,7 +65,7 @@ class Available:
     version: str
 
     def part(self, name: str) -> Estimate:
-        """The part of that name: ``requested``, ``weights``, ``activation``, ``non_torch``, ``cuda_graphs``."""
+        """The part of that name: ``requested``, ``weights``, ``activation``, ``non_torch``, ``cuda_graphs`` ..."""
         return next(part for part in self.parts if part.name == name)
 
     @property
@@ -129,6 +130,8 @@ def _rank(
     captured = graphs(model, widths(model, rank.model, settings.tp), machine, settings, taken, version, ran.runner)
     assumed = (rank.weights, ran.estimate, outside, captured)
     used = replace(assumed, learned, model, form, settings, taken, version) if learned else assumed
+    if settings.max_loras:
+        used = (*used, lora(model, rank.model, settings, taken.tokens, version))
     left = requested.bytes - sum(part.bytes for part in used)
     deviations = [(requested.bytes - requested.low, requested.high - requested.bytes)]
     deviations += [(part.high - part.bytes, part.bytes - part.low) for part in used]
@@ -156,5 +159,5 @@ def _notes(
     if settings.speculative:
         notes.append(("drafter", "the drafter's weights and its own graphs are not in these parts"))
     if settings.max_loras:
-        notes.append(("lora", "the buffers of LoRA adapters are not in these parts"))
+        notes.append(("lora", "vLLM counts what LoRA adapters take to the weights: its log prints both as one figure"))
     return tuple(notes)
