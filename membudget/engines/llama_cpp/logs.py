@@ -35,8 +35,8 @@ _FAILED = re.compile(
     r"|allocating ([0-9.]+) MiB on device (\d+): \w+ failed"
 )
 _BREAKDOWN = re.compile(
-    r"(?:- |^\s*\| +)(\S.*?)(?: \((.*?)\))?:? *\|? +(?:(\d+) = +(\d+) \+ +|\d+ +)?\(? *(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\)?"
-    r"(?: \+ +(-?\d+))?"
+    r"(?:- |^\s*\| +)(\S.*?)(?: \((.*?)\))?:? *\|? +(?:(\d+) = +(\d+) \+ +|\d+ +)?"
+    r"\(? *(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\)?(?: \+ +(-?\d+))?"
 )
 _BREAKDOWN_LINE = re.compile(r"memory_breakdown(?:_print)?:|^\s*\| +(?:- )?\w+(?: \(.*\))? +\| +(?:\d+ = +)?\d+ ")
 #: What -fit expects before it changes anything, in MiB, and what it changed.

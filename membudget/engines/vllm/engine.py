@@ -34,6 +34,7 @@ MOST_KEPT = 32
 #: The bucket of each part of a start.
 _BUCKETS = {
     "weights": Bucket.WEIGHTS,
+    "lora": Bucket.WEIGHTS,
     "drafter": Bucket.WEIGHTS,
     "activation": Bucket.ACTIVATIONS,
     "non_torch": Bucket.OVERHEAD,

@@ -62,6 +62,11 @@ FIELDS = Fields(
             "The drafter.",
             "{method: mtp, num_speculative_tokens: 2}",
         ),
+        "enable_lora": Field(
+            Boolean(), "Serve LoRA adapters: their buffers are made at the start.", "true", default="false"
+        ),
+        "max_loras": Field(Count(1, 4096), "Adapters in one step, with enable_lora.", "4", default="1"),
+        "max_lora_rank": Field(Count(1, 512), "The largest rank of an adapter, with enable_lora.", "64", default="16"),
         "limit_mm_per_prompt": Field(Json("an object as vLLM takes it"), "Images, videos a request.", "{image: 1}"),
         "language_model_only": Field(Boolean(), "Without the other towers.", "true", default="false"),
         "version": Field(Text("a version of vLLM, as '0.32.0'"), "Whose rules decide.", "'0.32.0'", default=DEFAULT),

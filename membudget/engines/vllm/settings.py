@@ -76,6 +76,8 @@ class VllmSettings:
             chunked_prefill=self.given.get("enable_chunked_prefill", True),
             enable_expert_parallel=bool(self.given.get("enable_expert_parallel")),
             language_model_only=bool(self.given.get("language_model_only")),
+            max_loras=int(self.given.get("max_loras", 1)) if self.given.get("enable_lora") else 0,
+            max_lora_rank=int(self.given.get("max_lora_rank", 16)),
             mm_limits=tuple(limits.items()) if limits else None,
             speculative=self.speculative.method if self.speculative else None,
             speculative_tokens=self.drafter.speculative_tokens if self.drafter else 0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from membudget.cli.main import main
 from membudget.data import data_path
 from membudget.engines.vllm.profile import Available, ProfileError, ProfileSettings, available
 from membudget.engines.vllm.profile.loaded_weights import ranks
@@ -74,3 +75,18 @@ def test_a_rank_below_one() -> None:
     """LoRAConfig takes 1 and more."""
     with pytest.raises(ProfileError):
         _left("Qwen--Qwen3-8B", max_loras=1, max_lora_rank=0)
+
+
+def test_adapters_are_a_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --enable-lora the plan's weights grow by the buffers, and the line to type has the flags."""
+    asked = ["plan", "Qwen/Qwen3-8B", "--machine", "h100-80gb", "--ctx", "8k", "--json"]
+    found = []
+    for more in ([], ["--enable-lora", "--max-loras", "4", "--max-lora-rank", "64"]):
+        assert main([*asked, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    plain, served = found
+    part = next(part for part in served["pool"]["parts"] if part["name"] == "lora")
+    assert served["weights"] - plain["weights"] == part["bytes"] > 2**30
+    assert served["command"].endswith("--enable-lora --max-loras 4 --max-lora-rank 64")
+    assert main([*asked, "--enable-lora", "--max-lora-rank", "63"]) == 2
+    assert "vLLM takes 1, 8, 16, 32, 64" in capsys.readouterr().out

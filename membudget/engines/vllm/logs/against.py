@@ -28,6 +28,7 @@ BESIDE_PERCENT = 1
 SAME_DEVICE = 4
 
 _POOL_SET = "kv_cache_memory_bytes"
+_HELD = ("weights", "lora", "drafter")
 _OUTSIDE = ("non_torch", "cuda_graphs")
 #: Settings that change the pool, and the value that an engine has where nobody says anything.
 _UNSET: dict[str, tuple[Any, ...]] = {
@@ -61,7 +62,7 @@ class Expected:
     machine: str
     total: int
     platform: str
-    #: ``weights``, ``activation``, ``non_torch``, ``cuda_graphs``, ``drafter``, each with its range.
+    #: ``weights``, ``activation``, ``non_torch``, ``cuda_graphs``, ``lora``, ``drafter``, each with its range.
     parts: tuple[Estimate, ...]
     #: What is asked of the device.
     requested: int
@@ -232,7 +233,7 @@ def _weights(log: EngineLog, expected: Expected) -> Iterable[Check]:
     printed = log.get("weights")
     if printed is None or expected.pp > 1:  # stages hold different layers, and the log does not say which printed it
         return
-    size, low, high = expected.part("weights", "drafter")
+    size, low, high = expected.part(*_HELD)
     off = printed.number - size
     beside = expected.total * BESIDE_PERCENT // 100
     holds = low - beside <= printed.number + printed.half and printed.number - printed.half <= high + beside
@@ -251,7 +252,7 @@ def _pool(log: EngineLog, expected: Expected) -> Iterable[Check]:
     if log.get("reserved_kv") is not None or log.setting(_POOL_SET) is not None:
         return
     sums = [f"{expected.share:g}{expected.whose} x {gib(expected.total, 2)}"]
-    for name, names in (("weights", ("weights", "drafter")), ("activations", ("activation",)), ("overhead", _OUTSIDE)):
+    for name, names in (("weights", _HELD), ("activations", ("activation",)), ("overhead", _OUTSIDE)):
         sums.append(f"{gib(expected.part(*names)[0], 2)} {name}")
     text = f"the pool: predicted {_ranged(expected.left, expected.low, expected.high)} ({' - '.join(sums)})"
     if printed is None:
@@ -289,13 +290,12 @@ def _parts(log: EngineLog, expected: Expected) -> Iterable[Check]:
     elif util is not None and expected.utilization is not None:
         product = round(expected.total * float(util.value))
         yield _part("requested", requested, product, f"utilization {util.printed}", util.line, 1)
-    weights = ("weights", "drafter")
     rows: list[tuple[str, tuple[str, ...], Figure | None]] = []
     consumed = log.get("consumed")
     if consumed is not None:
-        rows.append(("weights and non-torch", (*weights, "non_torch"), consumed))
+        rows.append(("weights and non-torch", (*_HELD, "non_torch"), consumed))
     else:
-        rows += [("weights", weights, log.get("weights")), ("non-torch", ("non_torch",), log.get("non_torch"))]
+        rows += [("weights", _HELD, log.get("weights")), ("non-torch", ("non_torch",), log.get("non_torch"))]
     both = log.get("peak_with_graphs")
     if both is not None:
         rows.append(("activations and graphs", ("activation", "cuda_graphs"), both))

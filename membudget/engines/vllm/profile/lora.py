@@ -15,6 +15,8 @@ from membudget.model.tensors import Tensor
 
 Version = tuple[int, int, int]
 
+#: Those that vLLM takes (config/lora.py, MaxLoRARanks).
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Experts take adapters from this version on (lora/layers/fused_moe.py).
 _EXPERTS = (0, 12, 0)
 #: Models whose classes name their embeddings as modules for adapters (embedding_modules in 0.11.0 and 0.32.0), and
@@ -36,12 +38,15 @@ _SOURCE = "lora/layers, lora/punica_wrapper/punica_base.py"
 def lora(model: Model, rank: Model, settings: ProfileSettings, tokens: int, version: Version) -> Estimate:
     """Bytes of the stacked weights and index tensors on one rank; 0 without adapters.
 
-    rank: what the rank holds.  tokens: max_num_batched_tokens.  Raises `ProfileError` for a rank below 1.
+    rank: what the rank holds.  tokens: max_num_batched_tokens.  Raises `ProfileError` for a rank that vLLM refuses.
     """
     if not settings.max_loras:
         return exact("lora", 0, "no adapters", _SOURCE)
-    if settings.max_loras < 0 or settings.max_lora_rank < 1:
-        raise ProfileError(f"max_loras {settings.max_loras}, max_lora_rank {settings.max_lora_rank}: 1 or more")
+    if settings.max_loras < 0:
+        raise ProfileError(f"max_loras is {settings.max_loras}; allowed: 1 or more")
+    if settings.max_lora_rank not in RANKS:
+        allowed = ", ".join(map(str, RANKS))
+        raise ProfileError(f"max_lora_rank is {settings.max_lora_rank}; vLLM takes {allowed}")
     width = 4 if model_dtype(model.config, settings.dtype)[0] == "float32" else 2
     sizes = by_module(model, rank, settings.tp, version)
     each = settings.max_loras * settings.max_lora_rank * width
