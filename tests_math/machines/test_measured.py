@@ -58,6 +58,24 @@ def test_a_log_teaches_its_machine(ask: Callable[..., tuple[int, Any]], tmp_path
     ]
 
 
+def test_the_next_plan_uses_what_a_start_took(ask: Callable[..., tuple[int, Any]], tmp_path: Path) -> None:
+    """0.81 GiB outside torch, as the log has it, in place of what is assumed of an H100; the plan says since when."""
+    asked = ("plan", "Qwen/Qwen3-8B", "--machine", "h100-80gb", "--ctx", "8k")  # another model than the log's
+    _, before = ask(*asked)
+    log = tmp_path / "server.log"
+    log.write_text("".join(start()), encoding="utf-8")
+    ask("log", str(log), "--learn", "--machine", "h100-80gb")
+    _, after = ask(*asked)
+    parts = {part["name"]: part for part in after["pool"]["parts"]}
+    assert parts["non_torch"]["bytes"] == round((15.8 - 14.99) * 2**30)
+    assert "measured" in parts["non_torch"]["why"]
+    assert parts["activation"] == {part["name"]: part for part in before["pool"]["parts"]}["activation"]
+    assert "learned" in [note["code"] for note in after["engine_notes"]]
+    assert before["pool"]["available"] != after["pool"]["available"]
+    _, other = ask("plan", "Qwen/Qwen3-8B", "--machine", "h200-141gb", "--ctx", "8k")
+    assert "learned" not in [note["code"] for note in other["engine_notes"]]
+
+
 def test_nothing_is_learned_of_nobody(ask: Callable[..., tuple[int, Any]], tmp_path: Path) -> None:
     """Without a machine there is no place for it."""
     log = tmp_path / "server.log"

@@ -38,8 +38,6 @@ _ASKED = {
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "enable_prefix_caching": "prefix_caching",
 }
-#: The kind of `membudget.machines.measured` that --learn writes: an `Entry` of `membudget.engines.vllm.profile`.
-LEARNED = "vllm_profile"
 _PARTS = ("weights", "activation", "non_torch", "cuda_graphs")
 _MOST = 2**40
 #: Characters of a llama.cpp log that are read.
@@ -138,6 +136,7 @@ def _learn(args: Arguments, found: Explained) -> list[str]:
     """Keep what each start took with its machine: one sentence an engine, and ``learned`` in its document."""
     from membudget import formats, machines
     from membudget.engines.vllm.profile import learn
+    from membudget.engines.vllm.profile.learned import KIND
     from membudget.machines import measured
 
     budget = _budget(args.budget)[0] if args.budget else None
@@ -154,7 +153,7 @@ def _learn(args: Arguments, found: Explained) -> list[str]:
         else:
             form = budget.format if budget else formats.of_config(model.config)
         entry = learn(log, model, form, machine, when=_date(args.file), source=os.path.basename(args.file)).as_json()
-        path = measured.add(machine.name, LEARNED, entry)
+        path = measured.add(machine.name, KIND, entry)
         document["learned"] = entry
         parts = [f"{part} {gib(entry[part], 2)}" for part in _PARTS if entry[part] is not None]
         notes.append(f"learned for {machine.name}: {', '.join(parts)} ({path})")

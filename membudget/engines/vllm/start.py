@@ -11,7 +11,7 @@ from membudget.engines.vllm import command
 from membudget.engines.vllm.admission import StartQuestion, starts
 from membudget.engines.vllm.pool.plan import plan_pool
 from membudget.engines.vllm.pool.result import Pool
-from membudget.engines.vllm.profile import Available, Estimate, RankAvailable, available
+from membudget.engines.vllm.profile import Available, Estimate, Learned, RankAvailable, available
 from membudget.engines.vllm.profile.defaults import steps
 from membudget.engines.vllm.profile.loaded_weights import Rank as Loaded
 from membudget.engines.vllm.profile.loaded_weights import ranks as loaded
@@ -54,6 +54,7 @@ class Starts:
         self.model, self.weights, self.machine, self.settings = model, weights, machine, settings
         self.asked = vllm_settings(settings, model, weights, machine)
         self._towers = any(tensor.role in ("vision", "audio") for tensor in model.tensors)
+        self._learned = Learned.on(machine)
         self._profiled: dict[tuple[int, int, int], Available] = {}
         self._starts: dict[int, Start] = {}
         self._refused: dict[int, tuple[Refusal, ...]] = {}
@@ -72,7 +73,7 @@ class Starts:
         key = (taken.sequences, taken.tokens, length if self._towers else 0)
         found = self._profiled.get(key)
         if found is None:
-            found = available(self.model, self.weights, self.machine, asked, self.asked.rules.name)
+            found = available(self.model, self.weights, self.machine, asked, self.asked.rules.name, self._learned)
             self._profiled[key] = found
         return found
 

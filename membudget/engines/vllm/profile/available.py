@@ -149,6 +149,12 @@ def _notes(
     notes: list[tuple[str, str]] = []
     if version:
         notes.append(("version", version))
+    measured = [part for part in found[0].parts if part.measured]
+    if measured:
+        since = measured[0].why.partition(",")[0]
+        names = ", ".join(part.name for part in measured)
+        text = f"{machine.name}: {names} as a start on it took them ({since}, {measured[0].source}), not as assumed"
+        notes.append(("learned", text))
     if not all(rank.encoder_known for rank in found):
         kind = model.config.raw.get("model_type")
         text = f"the encoder of {kind} is left out: what its dummy batch takes is unknown, so less is left"

@@ -14,6 +14,7 @@ class Estimate:
     name: ``weights``, ``activation``, ``non_torch``, ``cuda_graphs``, ``requested``.
     bytes: the value.  low, high: the range, low <= bytes <= high.
     why: the sum in words and numbers.  source: the file or the rows it rests on.
+    measured: whether a start on this very machine took so much (`learned`).
     """
 
     name: str
@@ -22,6 +23,7 @@ class Estimate:
     high: int
     why: str
     source: str
+    measured: bool = False
 
     def __post_init__(self) -> None:
         assert self.low <= self.bytes <= self.high, self

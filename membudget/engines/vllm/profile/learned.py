@@ -17,8 +17,11 @@ from membudget.engines.vllm.profile.settings import ProfileError, ProfileSetting
 from membudget.engines.vllm.versions import rules
 from membudget.formats.base import Format
 from membudget.machines import Machine
+from membudget.machines.measured import read
 from membudget.model import Model
 
+#: The kind of `membudget.machines.measured` that an `Entry` is kept as.
+KIND = "vllm_profile"
 #: Figures are printed with two decimals.
 _PRINTED = 2**30 // 200
 
@@ -71,6 +74,14 @@ class Learned:
     """All that was learned on one machine, oldest first."""
 
     entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def on(cls, machine: Machine) -> Learned:
+        """What `membudget log --learn` kept of this machine.
+
+        Raises `MeasuredError` and `ProfileError` for a file that cannot be read.
+        """
+        return cls(tuple(of_json(document) for document in read(machine.name, KIND)))
 
 
 def learn(
@@ -178,7 +189,9 @@ def replace(
             out.append(part)
             continue
         why = f"measured{' ' + entry.when if entry.when else ''}, vLLM {entry.version}; assumed was {part.bytes:,} B"
-        out.append(Estimate(part.name, size, size - _PRINTED, size + _PRINTED, why, entry.source or "measured here"))
+        out.append(
+            Estimate(part.name, size, size - _PRINTED, size + _PRINTED, why, entry.source or "measured here", True)
+        )
     return tuple(out)
 
 
@@ -193,7 +206,7 @@ def _newest(
 ) -> Entry | None:
     found = None
     for entry in entries:
-        if getattr(entry, name) is None or (entry.tp, entry.pp) != (settings.tp, settings.pp):
+        if getattr(entry, name, None) is None or (entry.tp, entry.pp) != (settings.tp, settings.pp):
             continue
         major, _, rest = entry.version.partition(".")
         same_version = (major, rest.partition(".")[0]) == (str(version[0]), str(version[1]))
