@@ -148,6 +148,10 @@ Types that a version does not know are not compared.
 
 {_versions()}
 
+## llama.cpp
+
+{_llama_cpp()}
+
 ## Three totals
 
 - `params`: what the model holds.
@@ -182,6 +186,49 @@ def _versions() -> str:
         exact, unknown = f"{found['exact']} of {found['compared']}", len(found["unknown"])
         lines.append(f"| {version} | {exact} | {unknown} types | {differ} |")
     return "\n".join(lines)
+
+
+def _llama_cpp() -> str:
+    """Types that llama.cpp knows, too: what its own library said of our header (fixtures/llama_cpp/census.json)."""
+    from membudget.checkpoint.gguf_header_keys import ARCHITECTURES
+    from membudget.engines.llama_cpp.compute import proven
+
+    found = json.loads((ROOT / "fixtures" / "llama_cpp" / "census.json").read_text(encoding="utf-8"))
+    rows, exact, loaded = [], 0, 0
+    for model_type, row in sorted(found["types"].items()):
+        arch = ARCHITECTURES[model_type]
+        if "why" in row:
+            rows.append(f"| `{model_type}` | `{arch}` | refused by {row['refused']}: {row['why']} | | |")
+            continue
+        loaded += 1
+        asked = [cell for cell in row["grid"] if "cache" in cell]
+        kept = all(_equal(cell[name], 0.02 * 2**20) for cell in asked for name in ("cache", "state"))
+        unknown = sum(cell["cache"][1] is None for cell in asked)
+        caches = "exact" if kept and not unknown else "unknown" if unknown else "differs"
+        exact += caches == "exact"
+        if proven(arch):
+            off = max(abs(cell["compute"][1] / cell["compute"][0] - 1) for cell in asked)
+            compute = "exact" if off < 0.001 else f"within {100 * off:.1f}%"
+        else:
+            compute = "unknown: a range in plans"
+        refused = len(row["grid"]) - len(asked)
+        rows.append(f"| `{model_type}` | `{arch}` | {caches} | {compute} | {refused or ''} |")
+    return f"""\
+**{loaded} of {len(found["types"])} types load in llama.cpp {found["llama.cpp"]} from the header that we write, with caches \
+and states exact for {exact}**, in {found["settings"]} settings each: contexts, slots, unified or not, batches, flash \
+attention, cache types, full windows. Written by `{found["by"]}` with the real library; an eighth of it is asked again \
+each day in the tests. Exact is to the print's hundredth of a MiB; of the compute buffer, to 0.1%. The last column counts \
+settings that llama.cpp itself refuses for this model. GGUF names that llama.cpp has and no family here: encoders (BERT and \
+its like), rwkv, plamo, grok, jais, arctic, refact, openelm, dream, llada, smallthinker, grovemoe and others: refused by name.
+
+| type | architecture | caches and states | compute buffer | refused settings |
+|---|---|---|---|---|
+{chr(10).join(rows)}"""
+
+
+def _equal(pair: list[int | None], slack: float) -> bool:
+    asked, ours = pair
+    return asked is not None and ours is not None and abs(asked - ours) <= slack
 
 
 def _remote() -> list[str]:

@@ -35,6 +35,10 @@ class Latent(Decoder):
             header.key("attention.value_length", header.hidden // max(header.list("attention.head_count"))),
         )
 
+    def mask(self, layer: Layer) -> T | None:
+        """Another mask than the cache's."""
+        return None
+
     def query(self, x: T, layer: Layer) -> T:
         """Queries of all heads, through their own latent where there is one."""
         b, tape = self.b, self.tape
@@ -67,7 +71,7 @@ class Latent(Decoder):
             k = tape.concat(value, k_rope, 0)
             out = b.attend(
                 cells, q, k, value, kv_heads=1, k_dim=width, v_dim=rank,
-                latent=b.weight_of(layer, "attn_v_b.weight"),
+                latent=b.weight_of(layer, "attn_v_b.weight"), mask=self.mask(layer),
             )  # fmt: skip
         else:
             both = tape.mul_mat(b.weight_of(layer, "attn_kv_b.weight"), row)

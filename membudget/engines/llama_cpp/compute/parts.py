@@ -190,7 +190,7 @@ class Build:
 
     def attend(
         self, cells: Cells, q: T, k: T | None, v: T | None, *, kv_heads: int, k_dim: int, v_dim: int,
-        latent: T | None = None, window: bool = False, sinks: bool = False,
+        latent: T | None = None, window: bool = False, sinks: bool = False, mask: T | None = None,
     ) -> T:  # fmt: skip
         """Attention over a cache, up to where the output projection reads it.
 
@@ -221,7 +221,7 @@ class Build:
         else:
             cache = tape.weight(cells.cells, v_dim * kv_heads, cells.streams, kind=kind)
             values = tape.view(cache, cells.cells, kv_heads, v_dim, cells.streams)
-        x = self.mha(q, keys, values, cells, latent, transposed=own and not self.settings.flash, sinks=sinks)
+        x = self.mha(q, keys, values, cells, latent, transposed=own and not self.settings.flash, sinks=sinks, mask=mask)
         return self.hadamard(x, cells.v_rot) if cells.v_rot else x
 
     def mha(
