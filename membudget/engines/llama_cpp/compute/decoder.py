@@ -24,7 +24,7 @@ MLP_RESIDUAL_FIRST = frozenset((*RESIDUAL_FIRST, "phi3", "phimoe"))
 #: The wanted tokens' rows are chosen after the last layer.
 ROWS_LAST = frozenset(("gpt-oss", "step35"))
 #: The same after the last norm, whose result is an output, too.
-NORM_THEN_ROWS = frozenset(("cohere2moe", "gemma4", "hy-v3"))
+NORM_THEN_ROWS = frozenset(("bailingmoe3", "cohere2moe", "gemma4", "hy-v3"))
 #: RoPE in windows' layers alone.
 WINDOW_ROPE = frozenset(("cohere2", "cohere2moe", "exaone4", "afmoe"))
 #: No RoPE at all.

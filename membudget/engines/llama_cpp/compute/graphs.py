@@ -10,6 +10,7 @@ from membudget.engines.llama_cpp.cells import window_cells
 from membudget.engines.llama_cpp.compute.decoder import Deci, Decoder, Gemma4
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.compute.indexed import Indexed
+from membudget.engines.llama_cpp.compute.kda import Kda
 from membudget.engines.llama_cpp.compute.latent import Latent
 from membudget.engines.llama_cpp.compute.parts import Build
 from membudget.engines.llama_cpp.compute.states import Delta, Hybrid, JoinedDelta, OneEach, Parallel, States
@@ -20,6 +21,7 @@ from membudget.engines.llama_cpp.settings import Settings
 GRAPHS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("deepseek2", "mistral4", "minicpm3"), Latent),
     **dict.fromkeys(("deepseek32", "glm-dsa"), Indexed),
+    **dict.fromkeys(("kimi-linear", "bailingmoe3"), Kda),
     **dict.fromkeys(("qwen35", "qwen35moe"), Delta),
     **dict.fromkeys(("mamba", "mamba2"), States),
     **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), Hybrid),
@@ -33,7 +35,7 @@ GRAPHS: dict[str, type[Decoder]] = {
 
 #: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
 OTHER = frozenset(
-    ("bailingmoe3", "deepseek4", "dots3note", "gemma3n", "kimi-linear", "minimax-01",
+    ("deepseek4", "dots3note", "gemma3n", "minimax-01",
      "minimax-m3", "plamo2", "qwen4exp")
 )  # fmt: skip
 

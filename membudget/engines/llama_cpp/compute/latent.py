@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from membudget.engines.llama_cpp.compute.decoder import Decoder
 from membudget.engines.llama_cpp.compute.header import Layer
+from membudget.engines.llama_cpp.compute.parts import Cells
 from membudget.engines.llama_cpp.compute.tape import T
 
 
@@ -58,12 +59,12 @@ class Latent(Decoder):
         q = tape.reshape(self.query(x, layer), k_dim, heads, tokens)
         both = tape.mul_mat(b.weight_of(layer, "attn_kv_a_mqa.weight"), x)
         row = tape.view(both, rank, tokens)
-        k_rope = b.rope(tape.view(both, rope, 1, tokens), self.positions)
+        k_rope = self.turn(self.shared_key(tape.view(both, rope, 1, tokens), layer))
         row = b.norm(row, layer, "attn_kv_a_norm")
-        cells = self.inputs[False]
+        cells = self.cells_of(layer)
         if self.absorbed:
             plain = tape.view(q, k_dim - rope, heads, tokens)
-            turned = b.rope(tape.view(q, rope, heads, tokens), self.positions)
+            turned = self.turn(tape.view(q, rope, heads, tokens))
             plain = tape.permute(plain, 0, 2, 1, 3)
             absorbed = tape.mul_mat(b.weight_of(layer, "attn_k_b.weight"), plain)
             q = tape.concat(tape.permute(absorbed, 0, 2, 1, 3), turned, 0)
@@ -80,4 +81,20 @@ class Latent(Decoder):
             q = b.rope(q, self.positions)
             k = tape.concat(plain, tape.op("REPEAT", k_rope, ne=(rope, heads, tokens, 1)), 0)
             out = b.attend(cells, q, k, v, kv_heads=heads, k_dim=k_dim, v_dim=v_dim)
-        return b.project(out, layer, "attn_output")
+        return self.output(out, x, layer)
+
+    def cells_of(self, layer: Layer) -> Cells:
+        """The cache that a layer reads."""
+        return self.inputs[False]
+
+    def turn(self, x: T) -> T:
+        """Rotated by position."""
+        return self.b.rope(x, self.positions)
+
+    def shared_key(self, x: T, layer: Layer) -> T:
+        """The key's part that all heads share, before it is rotated."""
+        return x
+
+    def output(self, out: T, x: T, layer: Layer) -> T:
+        """What attention found, projected.  x: the layer's input."""
+        return self.b.project(out, layer, "attn_output")
