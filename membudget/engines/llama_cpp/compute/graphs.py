@@ -9,7 +9,7 @@ from membudget.engines.llama_cpp.allocator import CPU_ALIGNMENT, DEVICE_ALIGNMEN
 from membudget.engines.llama_cpp.cells import window_cells
 from membudget.engines.llama_cpp.compute.decoder import Deci, Decoder, Gemma4
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
-from membudget.engines.llama_cpp.compute.indexed import Indexed
+from membudget.engines.llama_cpp.compute.indexed import Dots3, Indexed
 from membudget.engines.llama_cpp.compute.kda import Kda
 from membudget.engines.llama_cpp.compute.latent import Latent
 from membudget.engines.llama_cpp.compute.parts import Build
@@ -21,6 +21,7 @@ from membudget.engines.llama_cpp.settings import Settings
 GRAPHS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("deepseek2", "mistral4", "minicpm3"), Latent),
     **dict.fromkeys(("deepseek32", "glm-dsa"), Indexed),
+    "dots3note": Dots3,
     **dict.fromkeys(("kimi-linear", "bailingmoe3"), Kda),
     **dict.fromkeys(("qwen35", "qwen35moe"), Delta),
     **dict.fromkeys(("mamba", "mamba2"), States),
@@ -35,7 +36,7 @@ GRAPHS: dict[str, type[Decoder]] = {
 
 #: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
 OTHER = frozenset(
-    ("deepseek4", "dots3note", "gemma3n", "minimax-01",
+    ("deepseek4", "gemma3n", "minimax-01",
      "minimax-m3", "plamo2", "qwen4exp")
 )  # fmt: skip
 
@@ -114,7 +115,7 @@ def graph(header: Header, settings: Settings) -> Build:
     tokens = -(-tokens // seqs) * seqs
     build = Build(header, settings, tokens, seqs, settings.outputs(trained))
     caches = {False: each}
-    if header.windows:
+    if header.windows or header.arch == "dots3note":
         window = header.key("attention.sliding_window")
         caches[True] = (
             each

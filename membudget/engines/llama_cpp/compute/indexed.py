@@ -1,13 +1,15 @@
 """Graphs of sparse attention: an indexer scores all cells, and attention reads the best ones (DSA).
 
 The mask is built anew in each layer: all cells hidden, then those whose numbers are among the best shown.
-Source: llama.cpp v0.4.0 src/models/deepseek32.cpp, glm-dsa.cpp, src/llama-graph.cpp (build_attn of k_dsa).
+Source: llama.cpp v0.4.0 src/models/deepseek32.cpp, glm-dsa.cpp, dots3note.cpp, src/llama-graph.cpp (build_attn of
+k_dsa and k_dsa_iswa).
 """
 
 from __future__ import annotations
 
 from membudget.engines.llama_cpp.compute.header import Layer
 from membudget.engines.llama_cpp.compute.latent import Latent
+from membudget.engines.llama_cpp.compute.parts import Cells
 from membudget.engines.llama_cpp.compute.tape import T
 
 
@@ -80,3 +82,39 @@ class Indexed(Latent):
         scores = tape.op("LIGHTNING_INDEXER", q, k, weights, self.indexed.mask, ne=(cells, each, 1, streams))
         count = min(cells, header.key("attention.indexer.top_k"))
         return tape.cont(tape.op("TOP_K", scores, ne=(count, each, 1, streams), kind="I32"))
+
+
+class Dots3(Indexed):
+    """dots3: windows with latents of their own size, a norm of the shared key, a gate a head."""
+
+    def memory(self) -> None:
+        """As above, and the windows' cells."""
+        super().memory()
+        self.inputs[True] = self.b.cells(self.caches[True], values=False)
+
+    def slides(self, layer: Layer) -> bool:
+        """Whether a layer has a window."""
+        return bool(self.header.each("attention.sliding_window_pattern", layer))
+
+    def cells_of(self, layer: Layer) -> Cells:
+        """The windows' cells, or all."""
+        return self.inputs[self.slides(layer)]
+
+    def expanded(self, layer: Layer) -> tuple[int, int]:
+        """Windows' heads are wider."""
+        if not self.slides(layer):
+            return super().expanded(layer)
+        return self.header.key("attention.key_length_mla_swa"), self.header.key("attention.value_length_mla_swa")
+
+    def mask(self, layer: Layer) -> T | None:
+        """Windows read all of their cells."""
+        return None if self.slides(layer) else super().mask(layer)
+
+    def shared_key(self, x: T, layer: Layer) -> T:
+        """Normed."""
+        return self.b.norm(x, layer, "attn_k_norm")
+
+    def output(self, out: T, x: T, layer: Layer) -> T:
+        """Gated by head."""
+        heads = self.header.heads(layer)[0]
+        return self.b.project(self.gated(out, x, layer, heads, out.ne[0] // heads), layer, "attn_output")
