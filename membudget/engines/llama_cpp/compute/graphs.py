@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from membudget.engines.llama_cpp.allocator import CPU_ALIGNMENT, DEVICE_ALIGNMENT, buffer_size
 from membudget.engines.llama_cpp.cells import window_cells
+from membudget.engines.llama_cpp.compute.altup import AltUp
 from membudget.engines.llama_cpp.compute.decoder import Deci, Decoder, Gemma4
 from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.compute.indexed import Dots3, Indexed
@@ -28,6 +29,7 @@ GRAPHS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), Hybrid),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), OneEach),
     "falcon-h1": Parallel,
+    "gemma3n": AltUp,
     "gemma4": Gemma4,
     "deci": Deci,
     "qwen3next": JoinedDelta,
@@ -36,7 +38,7 @@ GRAPHS: dict[str, type[Decoder]] = {
 
 #: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
 OTHER = frozenset(
-    ("deepseek4", "gemma3n", "minimax-01",
+    ("deepseek4", "minimax-01",
      "minimax-m3", "plamo2", "qwen4exp")
 )  # fmt: skip
 
