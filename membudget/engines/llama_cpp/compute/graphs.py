@@ -13,6 +13,7 @@ from membudget.engines.llama_cpp.compute.header import ComputeError, Header
 from membudget.engines.llama_cpp.compute.indexed import Dots3, Indexed
 from membudget.engines.llama_cpp.compute.kda import Kda
 from membudget.engines.llama_cpp.compute.latent import Latent
+from membudget.engines.llama_cpp.compute.lightning import Lightning
 from membudget.engines.llama_cpp.compute.parts import Build
 from membudget.engines.llama_cpp.compute.states import Delta, Hybrid, JoinedDelta, OneEach, Parallel, States
 from membudget.engines.llama_cpp.compute.tape import Tape
@@ -29,6 +30,7 @@ GRAPHS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("jamba", "granitehybrid", "lfm2", "lfm2moe"), Hybrid),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), OneEach),
     "falcon-h1": Parallel,
+    "minimax-01": Lightning,
     "gemma3n": AltUp,
     "gemma4": Gemma4,
     "deci": Deci,
@@ -38,8 +40,7 @@ GRAPHS: dict[str, type[Decoder]] = {
 
 #: Architectures whose graphs are other than what is built here: more than 2% off llama.cpp's own answer.
 OTHER = frozenset(
-    ("deepseek4", "minimax-01",
-     "minimax-m3", "plamo2", "qwen4exp")
+    ("deepseek4", "minimax-m3", "plamo2", "qwen4exp")
 )  # fmt: skip
 
 
