@@ -213,13 +213,17 @@ def _llama_cpp() -> str:
             compute = "unknown: a range in plans"
         refused = len(row["grid"]) - len(asked)
         rows.append(f"| `{model_type}` | `{arch}` | {caches} | {compute} | {refused or ''} |")
-    return f"""\
-**{loaded} of {len(found["types"])} types load in llama.cpp {found["llama.cpp"]} from the header that we write, with caches \
-and states exact for {exact}**, in {found["settings"]} settings each: contexts, slots, unified or not, batches, flash \
-attention, cache types, full windows. Written by `{found["by"]}` with the real library; an eighth of it is asked again \
-each day in the tests. Exact is to the print's hundredth of a MiB; of the compute buffer, to 0.1%. The last column counts \
-settings that llama.cpp itself refuses for this model. GGUF names that llama.cpp has and no family here: encoders (BERT and \
-its like), rwkv, plamo, grok, jais, arctic, refact, openelm, dream, llada, smallthinker, grovemoe and others: refused by name.
+    head = (
+        f"**{loaded} of {len(found['types'])} types load in llama.cpp {found['llama.cpp']} from the header that we "
+        f"write, with caches and states exact for {exact}**, in {found['settings']} settings each: contexts, slots, "
+        "unified or not, batches, flash attention, cache types, full windows. Written by "
+        f"`{found['by']}` with the real library; an eighth of it is asked again each day in the tests. Exact is to the "
+        "print's hundredth of a MiB; of the compute buffer, to 0.1%. The last column counts settings that llama.cpp "
+        "itself refuses for this model. Architectures of llama.cpp that have no family here are refused by name: "
+        "encoders (BERT and its like), rwkv, plamo, grok, jais, arctic, refact, openelm, dream, llada, smallthinker, "
+        "grovemoe and others."
+    )
+    return f"""{head}
 
 | type | architecture | caches and states | compute buffer | refused settings |
 |---|---|---|---|---|

@@ -68,6 +68,8 @@ GIVEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "vocab_size": 32000,
     },
+    # the class's defaults have no indexer in any layer; llama.cpp wants one where experts are
+    "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse"] * 60},
     # Qwen/Qwen3-Omni-30B-A3B-Instruct's thinker
     "qwen3_omni_moe_text": {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
     "bitnet": {"tie_word_embeddings": True},

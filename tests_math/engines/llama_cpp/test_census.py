@@ -25,12 +25,9 @@ def test_every_type_is_in_the_census() -> None:
     assert set(TYPES) == set(ARCHITECTURES)
 
 
-def test_a_header_that_does_not_load_is_named() -> None:
-    """MiniMax-M3's text part has no indexer in its class's defaults; the rest have no config to write one from."""
-    assert [kind for kind, row in TYPES.items() if row.get("refused") == "llama.cpp"] == ["minimax_m3_vl_text"]
-    assert {kind for kind, row in TYPES.items() if row.get("refused") == "membudget"} <= {
-        "RefinedWeb", "RefinedWebModel", "llava_llama", "qwen3_omni_moe_text",
-    }  # fmt: skip
+def test_every_header_loads() -> None:
+    """llama.cpp takes the header of every type, and refuses single settings alone."""
+    assert {kind: row["why"] for kind, row in TYPES.items() if "why" in row} == {}
 
 
 @pytest.mark.parametrize("kind", ANSWERED)
@@ -39,8 +36,8 @@ def test_caches(kind: str) -> None:
     for number, row in enumerate(ANSWERED[kind]):
         for name in ("cache", "state"):
             asked, ours = row.get(name, (0, 0))
-            if ours is not None:
-                assert ours == pytest.approx(asked, abs=DIGIT), (number, name)
+            # a line each for up to six parts: windows, compressed cells, an indexer's, three states
+            assert ours == pytest.approx(asked, abs=3 * DIGIT), (number, name)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ANSWERED if proven(ARCHITECTURES[kind])])

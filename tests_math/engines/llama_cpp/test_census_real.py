@@ -47,7 +47,7 @@ def test_an_architecture(kind: str, published: dict[str, list[Model]]) -> None:
         assert asked(cell) == asked(recorded), GRID[number]
         for name in ("cache", "state"):
             said, ours = cell.get(name, (0, 0))
-            assert ours is None or ours == pytest.approx(said, abs=DIGIT), (name, GRID[number])
+            assert ours == pytest.approx(said, abs=3 * DIGIT), (name, GRID[number])
         if "compute" in cell and proven(ARCHITECTURES[kind]):
             said, ours = cell["compute"]
             assert ours == pytest.approx(said, rel=0.02), GRID[number]

@@ -54,7 +54,7 @@ class Indexed(Latent):
 
     def mask(self, layer: Layer) -> T | None:
         """Cells that are not among the best are hidden."""
-        b, tape = self.b, self.tape
+        tape = self.tape
         plain = self.inputs[False].mask
         cells, each, _, streams = plain.ne
         if layer.has("indexer.attn_k.weight"):
