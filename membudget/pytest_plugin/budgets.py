@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 PROPERTY = "membudget"
 
 
+def _under(file: BudgetFile, versions: list[str]) -> BudgetFile:
+    """A file whose budgets stand once for each version, where their engine has versions and they name none."""
+    from membudget.budgets.settings import kind_of
+
+    found: list[Budget] = []
+    for budget in file.budgets:
+        engine = budget.engine
+        if "version" not in kind_of(engine.name).fields.fields or "version" in engine.options:
+            found.append(budget)
+            continue
+        for version in versions:
+            told = engine._replace(options={**engine.options, "version": version})
+            found.append(budget._replace(id=f"{budget.id}-{engine.name}-{version}", engine=told))
+    return file._replace(budgets=tuple(found))
+
+
 class Budgets:
     """The budgets of a run, read when a test first asks for one."""
 
@@ -110,7 +126,15 @@ class Budgets:
         models = self.option("models")
         tables = [self._at(path) for path in self.option("machines") or ()]
         sources = Sources(tables, self._at(models) if models else None)
-        return load_files(paths, sources, str(self.config.invocation_params.dir))
+        files = load_files(paths, sources, str(self.config.invocation_params.dir))
+        versions = self.versions
+        return [_under(file, versions) for file in files] if versions else files
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions whose rules the budgets run under; empty for the budgets' own."""
+        given = self.option("vllm-version") or ""
+        return [text.strip() for text in given.split(",")] if given else []
 
     def collects(self, path: Path) -> bool:
         """Whether plain `pytest` takes a file for budgets: the project's ini file names it or a folder of it."""
@@ -133,8 +157,14 @@ class Budgets:
                 _ = self.paths
             except NoBudgets as error:
                 raise pytest.UsageError(f"{PREFIX}budgets {error}") from None
+        from membudget.engines.vllm.versions import rules
         from membudget.host import available
 
+        for version in self.versions:
+            try:
+                rules(version)
+            except MembudgetError as error:
+                raise pytest.UsageError(f"{PREFIX}vllm-version: {error}") from None
         if why := available.no_command(self.option("vllm")):
             raise pytest.UsageError(f"{PREFIX}vllm {why}")
 
