@@ -135,9 +135,14 @@ def inventory(tensors: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(shape)
         for tensor in tensors
-        if tensor.role != "mtp" and not name_is_stale(tensor.name)
+        if tensor.role != "mtp" and not name_is_stale(tensor.name) and not _unused(tensor)
         for name, shape in tensor.expand()
     }
+
+
+def _unused(tensor: Any) -> bool:
+    """A.X-K1's norms of dense layers, which files have and the class ignores."""
+    return tensor.part == "checkpoint" and str(tensor.name).endswith("post_mlp_layernorm.weight")
 
 
 def name_is_stale(name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from membudget.model.attention import gqa
-from membudget.model.blocks import Block, Layer, dense_or, norms, together, weight, when
+from membudget.model.blocks import Block, Layer, buffer, dense_or, norms, together, weight, when
 from membudget.model.caches import CacheSpec
 from membudget.model.config import Config
 from membudget.model.families.base import PRE, all_of, first_dense, register
@@ -100,7 +100,11 @@ register(
 register(
     "axk1",
     MLA,
-    dense_or(together(SHARED, norms("post_mlp_layernorm")), glu()),
+    # the files, and vLLM's class, have that norm in dense layers too, where transformers does not use it
+    dense_or(
+        together(SHARED, norms("post_mlp_layernorm")),
+        together(glu(), buffer("post_mlp_layernorm.weight", "hidden_size", role="norms")),
+    ),
     ffn=first_dense(default=1),
 )
 
