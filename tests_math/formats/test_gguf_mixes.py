@@ -388,7 +388,7 @@ def test_mixes_that_llama_quantize_refuses_without_a_matrix() -> None:
     """Those that it names; of the others only such whose tensors need one (llama-quant.cpp tensor_requires_imatrix)."""
     needs = {name for name, mix in MIXES.items() if mix.imatrix}
     assert needs >= NEED_A_MATRIX
-    assert needs - NEED_A_MATRIX <= {"IQ2_M", "IQ3_XXS"}
+    assert needs - NEED_A_MATRIX <= {"IQ2_M", "IQ3_XXS", "IQ3_XS"}
 
 
 def test_the_low_mixes_keep_their_head_in_five_bits() -> None:
