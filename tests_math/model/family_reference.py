@@ -36,6 +36,14 @@ UNBUILDABLE = {
     "blt": "four sub-models and hash embeddings: no recipe",
 }
 
+#: Hub configs that today's classes read otherwise than their published checkpoints are.
+READ_OTHERWISE = {
+    "stepfun-ai/Step-3.7-Flash": "flat keys, where the class reads text_config alone",
+    "stepfun-ai/Step-3.7-Flash-FP8": "flat keys, where the class reads text_config alone",
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": "no level says if it ties; the class says yes, the files no",
+    "liuhaotian/llava-v1.5-7b": "flat keys of the original LLaVA, where the class reads text_config alone",
+}
+
 
 def beyond(model: Any) -> int:
     """Elements that 5.24's class has beyond the published files, where another witness proves ours.

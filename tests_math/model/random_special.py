@@ -387,3 +387,19 @@ SPECIAL: dict[str, Special] = {
     "xmod": lambda d, out: {"languages": d.some(["en_XX"], ["en_XX", "de_DE"])},
     "prophetnet": lambda d, out: {"ngram": 2},
 }
+#: What draws leave to the class, and why; each of these keys is changed alone in test_one_key_transformers.py.
+DROPPED = {
+    "mamba": "intermediate_size: it wins over expand, which is drawn",
+    "falcon_mamba": "intermediate_size: it wins over expand, which is drawn",
+    "nemotron_h": "num_hidden_layers: layers_block_type says how many",
+    "zamba": "all that is common: sizes depend on each other",
+    "zamba2": "all that is common: sizes depend on each other",
+    "hrm_text": "num_hidden_layers: num_layers_per_stack says how many",
+    "longcat_flash": "num_hidden_layers: num_layers says how many",
+    "recurrent_gemma": "head_dim: hidden_size / heads",
+    "xlstm": "embedding_dim, num_blocks: second names of hidden_size and num_hidden_layers",
+    "dbrx": "num_key_value_heads: attn_config has them",
+    "gpt_bigcode": "num_key_value_heads: multi_query says them",
+    "jetmoe": "head_dim: kv_channels is it",
+    "xlnet": "d_head: d_model / n_head",
+}

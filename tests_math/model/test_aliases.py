@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from membudget.model import build
 from membudget.model.defaults import class_defaults
 from tests_math.model.family_reference import TOWERS, UNBUILDABLE, raw
+from tests_math.model.random_special import DROP, DROPPED, SPECIAL, Draw
 
 pytestmark = pytest.mark.math
 
@@ -55,3 +57,14 @@ def test_types_with_other_names() -> None:
     some = [name for name in TYPES if renamed(name, CENSUS[name]["random"][0]["config"])]
     assert len(some) > 40
     assert {"bloom", "gpt2", "falcon", "mpt", "dbrx", "bart", "xlnet", "lfm2"} <= set(some)
+
+
+def test_what_draws_leave_out_has_a_reason() -> None:
+    """Each key that a random config drops is named, since what is never drawn is never compared there."""
+    dropped = set()
+    for name, special in SPECIAL.items():
+        draw = Draw(random.Random(0), {"hidden_size_per_layer_input": 1, "block_auto_adjust_ff_dim": True})
+        out = special(draw, {"qk_rope_head_dim": 16, "hidden_size": 64})
+        dropped |= {name} if any(value is DROP for value in out.values()) else set()
+    assert dropped - {"zamba", "zamba2"} <= DROPPED.keys()
+    assert {"mamba", "falcon_mamba"} <= dropped

@@ -106,22 +106,13 @@ def _classes() -> dict[str, Any]:
     return found
 
 
-#: Hub configs that today's classes read otherwise than their published checkpoints are.
-READ_OTHERWISE = {
-    "stepfun-ai/Step-3.7-Flash": "flat keys, where the class reads text_config alone",
-    "stepfun-ai/Step-3.7-Flash-FP8": "flat keys, where the class reads text_config alone",
-    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": "no level says if it ties; the class says yes, the files no",
-    "liuhaotian/llava-v1.5-7b": "flat keys of the original LLaVA, where the class reads text_config alone",
-}
-
-
 @pytest.mark.parametrize("name", sorted(_classes()))
 def test_hub_form_and_saved_form_agree(name: str, tmp_path: Any) -> None:
     """A config read and saved again by transformers 5 makes the same tensors and caches as the hub's file."""
     from transformers import AutoConfig
 
-    if name in READ_OTHERWISE:
-        pytest.skip(READ_OTHERWISE[name])
+    if name in ref.READ_OTHERWISE:
+        pytest.skip(ref.READ_OTHERWISE[name])
     raw = _classes()[name]
     try:
         with warnings.catch_warnings():
