@@ -43,7 +43,7 @@ def usage() -> str:
         "",
         *(f"  {name:<10} {text}" for name, _, text in COMMANDS if name in here),
         "",
-        "Start with: membudget plan Qwen/Qwen3-8B --machine dgx-spark --ctx 32k --users 8",
+        "Start with: membudget Qwen3-8B --ctx 32k --users 8",
         "Options:    membudget COMMAND --help; membudget --version",
         "Exit codes: 0 yes; 1 no (does not fit, differs); 2 wrong input; 3 not available",
         "            here; 70 a bug of ours; 74 the answer was not written; 130 Ctrl-C",
@@ -62,7 +62,8 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
 
         return 0, f"membudget {__version__}"
     if not any(first == name for name, _, _ in COMMANDS):
-        raise UsageError(_unknown_command(first))
+        arguments = _as_plan(arguments)
+        first = arguments[0]
     for word in arguments:
         if "\0" in word:  # no shell passes one; no file or name has one
             raise UsageError(f"{_shown(word)} has a NUL character in it, which no path or name has")
@@ -74,13 +75,23 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
     return result.code, _json(result.document) if args.json else result.text()
 
 
+def _as_plan(arguments: list[str]) -> list[str]:
+    """`membudget MODEL ...` is `membudget plan MODEL ... --brief`.  Raises `UsageError` for any other word."""
+    from membudget.sources.locate import is_known
+
+    first = arguments[0]
+    if first.startswith("-") or "\0" in first or not is_known(first):
+        raise UsageError(_unknown_command(first))
+    return ["plan", *arguments, "--brief"]
+
+
 def _unknown_command(name: str) -> str:
     from difflib import get_close_matches
 
     known = available()
     near = get_close_matches(name, known, 3, 0.5)
     hint = f"; near are {', '.join(near)}" if near else ""
-    return f"unknown command {_shown(name)}{hint}; known are {', '.join(known)}"
+    return f"unknown command {_shown(name)}, and no model is called so{hint}; known are {', '.join(known)}"
 
 
 def _shown(text: str) -> str:

@@ -19,7 +19,7 @@ _DECIMAL = 60
 
 def render(ledgers: list[Ledger], notes: list[str], terminal: Terminal, why: bool = False) -> str:
     """All machines of one plan, one below the other, and the notes that hold for all."""
-    lines = _header(ledgers[0], terminal)
+    lines = headline(ledgers[0], terminal)
     for ledger in ledgers:
         lines.append("")
         lines += _machine(ledger, terminal, why)
@@ -30,7 +30,8 @@ def render(ledgers: list[Ledger], notes: list[str], terminal: Terminal, why: boo
     return "\n".join(lines)
 
 
-def _header(ledger: Ledger, terminal: Terminal) -> list[str]:
+def headline(ledger: Ledger, terminal: Terminal) -> list[str]:
+    """The model, its weights and cache, the users, the engine."""
     budget = ledger.budget
     count = budget.model.count
     params = f"{count.params:,} parameters"

@@ -7,6 +7,7 @@ never leave the folder that is searched, and no access token is ever shown.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -223,12 +224,32 @@ def _from_fixtures(name: str) -> Located | None:
     path = os.path.join(folder, stem + ".json")
     if "/" not in name or not os.path.isfile(path):
         stems = {stem.casefold(): stem for stem in _stems(folder)}
-        known = stems.get(stem.casefold()) or stems.get(_alias(folder, name).casefold())
+        known = stems.get(stem.casefold()) or stems.get(_alias(folder, name).casefold()) or _short(name, stems.values())
         if known is None:
             return None
         stem, path = known, os.path.join(folder, known + ".json")
     source = f"{_id(stem)} (shipped config)"
     return Located(load(path, source), source, "fixture", path, _id(stem), _quant(folder, stem + _QUANT + ".json"))
+
+
+def _short(name: str, stems: Iterable[str]) -> str | None:
+    """The stem of the one shipped config whose id is ORG/`name`, in any case; `ConfigError` where there are several."""
+    found = sorted(stem for stem in stems if stem.partition("--")[2].casefold() == name.casefold())
+    if len(found) > 1:
+        raise ConfigError(
+            f"{shown(name)} is the name of several models: {', '.join(map(_id, found))}; write one of them"
+        )
+    return found[0] if found else None
+
+
+def is_known(name: str) -> bool:
+    """Whether this is a model without asking the hub: a path, a hub id with its organisation, a shipped short name."""
+    if _is_path(name) or "/" in name:
+        return True
+    try:
+        return _from_fixtures(name) is not None
+    except ConfigError:
+        return True
 
 
 def _alias(folder: str, name: str) -> str:

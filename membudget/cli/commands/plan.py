@@ -43,6 +43,7 @@ from membudget.errors import MembudgetError
 from membudget.machines import Machine
 from membudget.model import Model
 from membudget.planning.ledger import Ledger, predict
+from membudget.report import compare
 from membudget.report.plan import model_context, render
 from membudget.sources.locate import Located
 from membudget.text.terminal import Terminal
@@ -73,6 +74,7 @@ def options(parser: Declares) -> None:
     )  # fmt: skip
     add_engine_options(parser)
     add("--command", action="store_true", help="print what to type for this plan, and nothing else")
+    add("--brief", action="store_true", help="a line a machine, what serves the most users first")
     add("--why", action="store_true", help="show each line's formula with its numbers")
 
 
@@ -109,7 +111,11 @@ def run(args: Arguments) -> Result:
     code = 0 if (all(fit) if args.machine else any(fit)) else 1
     if args.command:
         return Result(code, _document(ledgers, refused, notes, found, code), lambda: _commands(ledgers))
-    return Result(code, _document(ledgers, refused, notes, found, code), lambda: _text(ledgers, notes, args.why))
+    document = _document(ledgers, refused, notes, found, code)
+    if args.brief and len(boxes) > 1:
+        failed = [(name, str(error)) for name, error in refused]
+        return Result(code, document, lambda: compare.render(ledgers, failed, args.model, Terminal.of()))
+    return Result(code, document, lambda: _text(ledgers, notes, args.why))
 
 
 def _cache(name: str, engine: Settings) -> str:
