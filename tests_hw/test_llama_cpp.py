@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from membudget.checkpoint import read_path
 from membudget.checkpoint.gguf_header import tensors, write
 from membudget.checkpoint.gguf_header_keys import metadata
 from membudget.engines.llama_cpp.oracle import INSTALL, LibraryMissing, find_library
@@ -27,6 +28,7 @@ from membudget.engines.llama_cpp.prints import read
 from membudget.engines.llama_cpp.settings import FlashAttention, Settings
 from membudget.formats.gguf import gguf
 from membudget.model import build
+from tests_math.checkpoint.checkpoint_files import write_gguf
 
 pytestmark = pytest.mark.cpu
 
@@ -86,6 +88,23 @@ def test_what_a_process_takes(name: str, tmp_path: Path) -> None:
     total = ours["weights"] + ours["kv_cache"]
     grown = found["after"] - found["before"]
     assert total * 0.97 <= grown <= (total + buffers) * 1.03 + 8 * MIB
+
+
+def test_a_split_file_is_one_model(tmp_path: Path) -> None:
+    """Parts as the gguf library writes them: llama.cpp loads all from the first, and takes what we sum."""
+    pytest.importorskip("gguf", reason="the gguf library is in the [test] extra")
+    folder = library_folder()
+    model, layout = build(LLAMA, name="llama"), gguf("q8_0", "Q8_0")
+    entries = tensors(layout, model)
+    keys = metadata(model, {entry.name: entry.shape for entry in entries})
+    arch = keys.pop("general.architecture")
+    shapes = {entry.name: (entry.kind, entry.shape) for entry in entries}
+    first = write_gguf(tmp_path / "model.gguf", str(arch), keys, shapes, split=20)
+    assert first.name == "model-00001-of-00004.gguf"
+    prints = read(measured(folder, first, Settings(4096, 1))["log"])
+    found = read_path(str(tmp_path))
+    assert len(found.files) == 4
+    assert sum(prints.model.values()) == pytest.approx(found.nbytes, abs=0.02 * MIB)
 
 
 def measured(folder: str, path: Path, settings: Settings) -> dict[str, Any]:
