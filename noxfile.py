@@ -76,6 +76,15 @@ def mutants(session: nox.Session) -> None:
     session.run("mutmut", "results")
 
 
+@nox.session
+def differential(session: nox.Session) -> None:
+    """Every key of every model_type changed alone, against transformers' classes: about ten minutes on one core."""
+    session.install("-e", ".[test,transformers]", "-c", "constraints.txt")
+    session.run(
+        "pytest", "-m", "transformers and slow", "tests_math/model/test_one_key_transformers.py", *session.posargs
+    )
+
+
 def lower_bounds(*groups: str) -> list[str]:
     """``pytest==8.4`` for each ``pytest>=8.4`` of the dependencies and of these extras."""
     project = nox.project.load_toml("pyproject.toml")["project"]
