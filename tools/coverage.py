@@ -20,7 +20,7 @@ from membudget.model import build  # noqa: E402
 from membudget.model.blocks import NOTHING, Block  # noqa: E402
 from membudget.model.families import Family, find  # noqa: E402
 from membudget.model.wrappers import STYLE_OF, TEXT_TYPES  # noqa: E402
-from tests_math.model.family_reference import NAMES_DIFFER, READ_OTHERWISE, TOWERS, UNBUILDABLE, inventory, raw  # noqa: E402
+from tests_math.model.family_reference import NAMES_DIFFER, READ_OTHERWISE, TOWERS, UNBUILDABLE, beyond, inventory, raw  # noqa: E402
 from tests_math.model.one_key_explained import EVERY, OLD, REFUSED  # noqa: E402
 from tests_math.model.random_special import DROPPED  # noqa: E402
 from tools.census import digest  # noqa: E402
@@ -65,13 +65,14 @@ def params(model_type: str, row: dict[str, Any]) -> tuple[str, str]:
     """(default, random): exact, or what is not."""
     default = "not buildable"
     if "default" in row:
-        ours = build({"model_type": model_type}).count.params
+        model = build({"model_type": model_type})
+        ours = model.count.params + beyond(model)
         default = "exact" if ours == row["default"] else f"off by {ours - row['default']:,}"
     right = 0
     for one in row["random"]:
         model = build(raw(model_type, one["config"], row.get("under")))
         named = model_type in NAMES_DIFFER or "tensors" not in one or digest(inventory(model.tensors)) == one["tensors"]
-        right += model.count.params == one["params"] and named
+        right += model.count.params + beyond(model) == one["params"] and named
     drawn = len(row["random"])
     return default, f"exact {right} of {drawn}" if drawn else "not buildable"
 
