@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from membudget import formats
-from membudget.formats import FormatError
+from membudget.formats import FormatError, registry
+from membudget.formats.modules import matcher
 from membudget.model import Model, build
 
 pytestmark = pytest.mark.math
@@ -110,3 +111,39 @@ def test_what_is_not_read_is_refused(quantization: dict[str, Any], key: str) -> 
 def test_dense_sparsity_is_none() -> None:
     """llm-compressor writes a sparsity_config of format dense, which stores nothing else."""
     assert size(model(quant_method="fp8", sparsity_config={"format": "dense"})) == size(model(quant_method="fp8"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("lm_head.weight", "lm_head", True),
+        ("lm_head", "lm_head", True),
+        ("mlp.gate.weight", "model.layers.3.mlp.gate", True),
+        ("mlp.gate.weight", "model.layers.3.mlp.gate_proj", False),
+        (r"re:.*\.gate\.weight", "model.layers.3.mlp.gate", False),
+        (r"re:.*\.gate$", "model.layers.3.mlp.gate", True),
+        ("model.layers.3.*", "model.layers.3.mlp.gate", True),
+        ("model.layers.3.*", "model.layers.30.mlp.gate", False),
+        ("*.gate", "model.layers.3.mlp.gate", True),
+    ],
+)
+def test_names_of_modules(pattern: str, name: str, matches: bool) -> None:
+    """A parameter's name stands for its module; an expression is taken as it is."""
+    assert matcher([pattern], "config.json")(name) is matches
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:(?=(a*)(b*)(c*)(d*)(e*))x", "re:(?!.*a.*b.*c.*d.*e)x", "re:(?:a*b*c*|d*e*f*g*h*)x"]
+)
+def test_expressions_that_would_try_for_ever(pattern: str) -> None:
+    """In a look-ahead or an alternative as anywhere else."""
+    with pytest.raises(FormatError):
+        matcher([pattern], "config.json")
+
+
+def test_what_is_common_of_a_model_in_mxfp4() -> None:
+    """gpt-oss: its experts stay as they are in every published file; mixes that make them anew are not published."""
+    assert [registry.common(name, "mxfp4") for name in ("mxfp4", "mxfp4_moe", "Q4_K_M", "bf16")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert [registry.common(name) for name in ("bf16", "mxfp4")] == [True, False]
