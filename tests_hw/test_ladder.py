@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 def _here(budget: Budget) -> Plan:
     here = detect()
-    return plan(budget._replace(machine=here), "cuda")
+    return plan(replace(budget, machine=here), "cuda")
 
 
 def _hold(comparison: Comparison) -> None:

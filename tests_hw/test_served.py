@@ -146,7 +146,7 @@ def test_flags_are_vllms_own() -> None:
         *("--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--dtype", "float16"),
         *("--kv-cache-dtype", "auto", "--kv-cache-memory-bytes", "268435456", "--enforce-eager"),
     ]
-    two = budget._replace(machines=2, tensor_parallel=2)
+    two = replace(budget, machines=2, tensor_parallel=2)
     assert flags(two)[-4:] == ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "1"]
     with pytest.raises(CannotServe, match="names 2 machines"):
         node_flags(two, environment={})
@@ -154,7 +154,7 @@ def test_flags_are_vllms_own() -> None:
     assert node_flags(two, environment=head) == ["--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1"]
     assert node_flags(two, 1, head)[-1] == "--headless"
     assert node_flags(two, environment={"RAY_ADDRESS": "auto"}) == ["--distributed-executor-backend", "ray"]
-    silent = budget._replace(engine=budget.engine._replace(options={}))
+    silent = replace(budget, engine=replace(budget.engine, options={}))
     with pytest.raises(CannotServe, match="gpu_memory_utilization"):
         flags(silent)
 

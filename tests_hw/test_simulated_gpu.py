@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from membudget.budgets.budget import Budget
@@ -23,7 +25,7 @@ def torch() -> object:
 @pytest.fixture(scope="module", params=["llama", "deepseek"])
 def budget(request: pytest.FixtureRequest) -> Budget:
     """A dense model, and one with unlike key and value heads; a ceiling that a card's segments of 20 MiB fit under."""
-    return rehearsal(request.param)[0]._replace(ceiling=400 * MIB, breaks=())
+    return replace(rehearsal(request.param)[0], ceiling=400 * MIB, breaks=())
 
 
 @pytest.fixture(scope="module")

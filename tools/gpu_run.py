@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _plans(gpu: bool) -> list[Plan]:
             raise SystemExit(file.error)
         # without a GPU, a dry run is of the card that most people can borrow
         here = detect() if gpu else get("h100-80gb")
-        found += [plan(budget._replace(machine=here), "cuda") for budget in file.budgets]
+        found += [plan(replace(budget, machine=here), "cuda") for budget in file.budgets]
     return sorted(found, key=lambda item: item.peak)
 
 

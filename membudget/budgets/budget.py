@@ -6,8 +6,8 @@ makes it from options.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from membudget.budgets.settings import Settings, kind_of, parallel_sizes
 from membudget.data.defaults import DEFAULT_OVERHEAD
@@ -17,34 +17,42 @@ from membudget.machines import Machine
 from membudget.model import Model
 
 
-class Budget(NamedTuple):
-    """What is asked of `membudget.planning.ledger.predict`.  Sizes in bytes, ctx in tokens.
+@dataclass(frozen=True)
+class Budget:
+    """What is asked of `membudget.planning.ledger.predict`.  Sizes in bytes, ctx in tokens."""
 
-    overhead: parts by name (cuda_context, allocator, cuda_graphs, non_torch), without the OS.
-    os_reserve: None for the machine's own.  convention: reported or nominal capacity.
-    expect: exact truths a person typed.  measure: tolerances by line.  breaks: breakages to provoke.
-    where: file:line of each field, for messages; empty when it did not come from a file.
-    machines: how many of them; tensor_parallel x pipeline_parallel are as many (`parallel_sizes`).
-    """
-
+    #: Unique in a run: the file's stem and what its lists expanded to.
     id: str
     model: Model
     format: Format
+    #: As vLLM names it; ``auto`` is resolved by `membudget.formats.kv`.
     kv_cache_dtype: str
+    #: Tokens of each user.
     ctx: int
+    #: Requests of `ctx` tokens that shall run at once.
     users: int
     machine: Machine
-    engine: Settings = Settings()
-    overhead: dict[str, int] = DEFAULT_OVERHEAD
+    engine: Settings = field(default_factory=Settings)
+    #: Bytes by part (cuda_context, allocator, cuda_graphs, non_torch), without the operating system.
+    overhead: dict[str, int] = field(default_factory=lambda: DEFAULT_OVERHEAD)
+    #: Bytes for the operating system; None for the machine's own.
     os_reserve: int | None = None
+    #: Which capacity counts: ``reported`` or ``nominal``.
     convention: str = "reported"
-    expect: dict[str, Any] = {}  # noqa: RUF012
-    measure: dict[str, Any] = {}  # noqa: RUF012
+    #: Exact truths that a person typed.
+    expect: dict[str, Any] = field(default_factory=dict)
+    #: Tolerances by measured line.
+    measure: dict[str, Any] = field(default_factory=dict)
+    #: Breakages to provoke.
     breaks: tuple[dict[str, Any], ...] = ()
+    #: The most that a measurement may take, in bytes.
     ceiling: int | None = None
+    #: The file and the line that it came from; empty where there is none.
     file: str = ""
     line: int = 0
-    where: dict[str, int] = {}  # noqa: RUF012
+    #: The line of each field, for messages.
+    where: dict[str, int] = field(default_factory=dict)
+    #: How many of `machine`; tensor_parallel x pipeline_parallel are as many (`parallel_sizes`).
     machines: int = 1
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -67,7 +75,8 @@ class Budget(NamedTuple):
     @property
     def settings(self) -> Settings:
         """The engine's settings with what the budget says beside them: what an engine is asked with."""
-        return self.engine._replace(
+        return replace(
+            self.engine,
             kv_cache_dtype=self.kv_cache_dtype,
             overhead=self.overhead,
             tensor_parallel=self.tensor_parallel,

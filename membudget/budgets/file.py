@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from membudget import formats, machines
 from membudget.budgets.budget import Budget
@@ -39,13 +40,13 @@ MAX_BUDGETS = 4_096
 VARYING = ("model", "format", "kv_cache_dtype", "ctx", "users", "machine")
 
 
-class BudgetFile(NamedTuple):
-    """One file as it was read.
+@dataclass(frozen=True)
+class BudgetFile:
+    """One file as it was read."""
 
-    path: as messages show it.  stem: the ids' first part, unique among the files loaded together.
-    """
-
+    #: As messages show it.
     path: str
+    #: The ids' first part, unique among the files loaded together.
     stem: str
     budgets: tuple[Budget, ...]
     problems: tuple[Problem, ...]
@@ -56,17 +57,16 @@ class BudgetFile(NamedTuple):
         return "\n".join(map(str, self.problems))
 
 
-class Found(NamedTuple):
-    """A model that was looked up.
-
-    declared: the format that its config declares or its weight files have, or why that is unknown.
-    kv: why the KV cache dtype ``auto`` is unknown for it, or "".
-    hf_quant_config: what lies beside its config.json, where something does.
-    """
+@dataclass(frozen=True)
+class Found:
+    """A model that was looked up."""
 
     model: Model
+    #: The format that its config declares or its weight files have, or why that is unknown.
     declared: Format | str
+    #: Why the KV cache dtype ``auto`` is unknown for it, or "".
     kv: str
+    #: What lies beside its config.json, where something does.
     hf_quant_config: dict[str, Any] | None
 
 
@@ -243,8 +243,9 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
     vary = [field for field in VARYING if len(axes[field]) > 1]
     common = _common(values, reader.file, where)
     budgets: dict[str, Budget] = {}
-    for (model, declared, _, beside), kind, dtype, ctx, users, (many, machine) in itertools.product(*axes.values()):
-        form = kind or declared
+    for found, kind, dtype, ctx, users, (many, machine) in itertools.product(*axes.values()):
+        model, beside = found.model, found.hf_quant_config
+        form = kind or found.declared
         engine = named or settings_of(default_engine(form, machine).name)
         varied = {
             "model": model.name.rstrip("/").rpartition("/")[2],
@@ -282,7 +283,7 @@ def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
     field = next((path for path in fields if path in where), "machine")
     try:
         tp, pp = parallel_sizes(many, budget.engine)
-        budget = budget._replace(machines=many, tensor_parallel=tp, pipeline_parallel=pp)
+        budget = replace(budget, machines=many, tensor_parallel=tp, pipeline_parallel=pp)
         if many > 1 and budget.breaks:
             field = "break"
             raise MembudgetError(f"breakages are provoked on one machine, and this budget names {many}")

@@ -11,9 +11,9 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from membudget.data.defaults import DEFAULT_BATCHED_TOKENS, DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
@@ -32,24 +32,25 @@ class UnknownEngine(MembudgetError):
     """A name that no engine has: says what is near and what is known."""
 
 
-class Settings(NamedTuple):
-    """How the model is run, as far as it moves bytes.
+@dataclass(frozen=True)
+class Settings:
+    """How the model is run, as far as it moves bytes; the last four are the budget's, see `Budget.settings`."""
 
-    name: of the engine.  max_num_batched_tokens: the prefill chunk, in tokens; None for the engine's default.
-    attention: sdpa or eager.  logits: last or every.
-    gpu_memory_utilization: the share of the memory that the engine may claim, None for its default.
-    options: everything else, by the engine's own names.
-    kv_cache_dtype, overhead (bytes by part), tensor_parallel, pipeline_parallel: the budget's, see `Budget.settings`.
-    """
-
+    #: Of the engine.
     name: str = DEFAULT_ENGINE
+    #: The prefill chunk, in tokens; None for the engine's default.
     max_num_batched_tokens: int | None = None
+    #: ``sdpa`` or ``eager``.
     attention: str = "sdpa"
+    #: Of which positions logits are made: ``last`` or ``every``.
     logits: str = "last"
+    #: The share of the memory that the engine may claim, None for its default.
     gpu_memory_utilization: float | None = None
-    options: Mapping[str, Any] = {}
+    #: Everything else, by the engine's own names.
+    options: Mapping[str, Any] = field(default_factory=dict)
     kv_cache_dtype: str = "auto"
-    overhead: Mapping[str, int] = DEFAULT_OVERHEAD
+    #: Bytes by part.
+    overhead: Mapping[str, int] = field(default_factory=lambda: DEFAULT_OVERHEAD)
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
 

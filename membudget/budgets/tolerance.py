@@ -9,7 +9,7 @@ An expectation is a value with a tolerance: ``128 KiB`` (exact), ``within 1% of 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from membudget.units import BYTE_UNITS, UnitError, exact, parse_bytes, parse_count
 
@@ -23,14 +23,15 @@ _VALUE = {"bytes": SIZE, "count": COUNT}
 _MILLIONTHS = 10**6
 
 
-class Tolerance(NamedTuple):
-    """kind: ``exact`` (amount 0), ``within``, ``within+`` (never under) or ``below``.
+@dataclass(frozen=True)
+class Tolerance:
+    """By how much a measured number may differ from the expected one."""
 
-    amount: in `unit`.  unit: ``bytes``, ``count`` or ``%`` (amount in millionths of a percent).
-    """
-
+    #: ``exact`` (amount 0), ``within``, ``within+`` (never under) or ``below``.
     kind: str = "exact"
+    #: In `unit`; a percentage in millionths of a percent.
     amount: int = 0
+    #: ``bytes``, ``count`` or ``%``.
     unit: str = ""
 
     def allows(self, expected: int, measured: float) -> bool:
@@ -61,11 +62,15 @@ class Tolerance(NamedTuple):
 EXACT = Tolerance()
 
 
-class Expectation(NamedTuple):
-    """A number that a person typed: the value (None for ``below``) and by how much it may differ."""
+@dataclass(frozen=True)
+class Expectation:
+    """A number that a person typed."""
 
+    #: None for ``below``.
     value: int | None
+    #: By how much it may differ.
     tolerance: Tolerance = EXACT
+    #: ``bytes`` or ``count``.
     unit: str = "bytes"
 
     def holds(self, predicted: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from membudget.budgets.tolerance import EXACT, Tolerance, parse
@@ -182,7 +183,7 @@ def drift_tolerance(allowed: str) -> Tolerance:
             except UnitError:
                 continue
             if found.kind != "below":
-                return found._replace(kind="within") if found.kind == "within+" else found
+                return replace(found, kind="within") if found.kind == "within+" else found
     raise AssertionError(DEFAULT_TOLERANCE)
 
 

@@ -185,8 +185,8 @@ def _claim(budget: Budget, ledger: Ledger) -> tuple[int, str]:
 def served_budget(budget: Budget, version: str) -> Budget:
     """The budget as it is started: with the step that its flags name, by the rules of the version that runs."""
     options = {**budget.engine.options, **({"version": version} if version else {})}
-    engine = budget.engine._replace(max_num_batched_tokens=budget.engine.step_tokens, options=options)
-    return budget._replace(engine=engine)
+    engine = replace(budget.engine, max_num_batched_tokens=budget.engine.step_tokens, options=options)
+    return replace(budget, engine=engine)
 
 
 def _predictions(budget: Budget, ledger: Ledger) -> list[Row]:

@@ -10,6 +10,7 @@ A machine's reserve is taken off: what is left to the operating system holds no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from membudget import machines
@@ -150,7 +151,7 @@ class Fleet:
             self._kinds = []
             for machine, count in zip(self.devices, self.counts, strict=True):
                 tried = min(max(8, 2 * count.devices), MOST_DEVICES)
-                found = fewest(self.budget._replace(machine=machine), tried)
+                found = fewest(replace(self.budget, machine=machine), tried)
                 self._kinds.append(Kind(machine.name, count.devices, tried, *found))
         return self._kinds or []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from membudget.budgets import file as budget_file
 from membudget.budgets.budget import Budget
@@ -38,7 +39,7 @@ def checked(file: BudgetFile) -> BudgetFile:
                 problem = Problem(file.path, budget.where.get(field, budget.line), field, str(advised(budget, error)))
                 if problem not in problems:
                     problems.append(problem)
-    return file._replace(budgets=(), problems=tuple(problems)) if problems else file
+    return replace(file, budgets=(), problems=tuple(problems)) if problems else file
 
 
 def _field(budget: Budget) -> str:

@@ -9,6 +9,7 @@ their driver reports, in GiB.  One copy of the model is laid out: data and exper
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from membudget.budgets.budget import Budget
@@ -102,7 +103,7 @@ def nearest(layouts: list[Layout]) -> Layout | None:
 
 def tried(budget: Budget, tp: int, pp: int) -> Layout:
     """One layout as `membudget.planning.ledger.predict` has it, without the advice for one that is refused."""
-    budget = budget._replace(machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp)
+    budget = replace(budget, machines=tp * pp, tensor_parallel=tp, pipeline_parallel=pp)
     try:
         plan = prepared(budget)
     except LayoutError as error:

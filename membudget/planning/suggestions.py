@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from membudget import formats
@@ -54,11 +55,11 @@ def suggest(budget: Budget) -> list[Suggestion]:
     found = []
     request = kv_request(budget, budget.ctx)
     users = max_users(budget)
-    if users and fits(budget._replace(users=users)):
+    if users and fits(replace(budget, users=users)):
         text = f"{users_text(users)} instead of {budget.users:,}"
         found.append(Suggestion(text, request * (budget.users - users), {"users": users}))
     ctx = max_ctx(budget)
-    if ctx and fits(budget._replace(ctx=ctx)):
+    if ctx and fits(replace(budget, ctx=ctx)):
         text = f"{ctx:,} tokens of context instead of {budget.ctx:,}"
         found.append(Suggestion(text, (request - kv_request(budget, ctx)) * budget.users, {"ctx": ctx}))
     small = _with_small_cache(budget)
@@ -130,7 +131,7 @@ def applied(budget: Budget, change: Suggestion) -> Budget:
         sizes = parallel_sizes(int(own["machines"]), budget.engine)
         fields |= dict(zip(("tensor_parallel", "pipeline_parallel"), sizes, strict=True))
     settings: dict[str, Any] = engine | ({"options": {**budget.engine.options, **options}} if options else {})
-    return budget._replace(engine=budget.engine._replace(**settings), **fields)
+    return replace(budget, engine=replace(budget.engine, **settings), **fields)
 
 
 def nothing_helps(budget: Budget) -> str:
@@ -179,7 +180,7 @@ def _largest_share(budget: Budget) -> float | None:
 
 
 def _shared(budget: Budget, share: float) -> Budget:
-    return budget._replace(engine=budget.engine._replace(gpu_memory_utilization=share))
+    return replace(budget, engine=replace(budget.engine, gpu_memory_utilization=share))
 
 
 def _lighter_engines(budget: Budget) -> Iterator[Budget]:
@@ -194,7 +195,7 @@ def _lighter_engines(budget: Budget) -> Iterator[Budget]:
     light = _lightest(budget).engine
     for name in ("attention", "logits", "max_num_batched_tokens"):
         if getattr(light, name) != getattr(engine, name):
-            yield budget._replace(engine=engine._replace(**{name: getattr(light, name)}))
+            yield replace(budget, engine=replace(engine, **{name: getattr(light, name)}))
 
 
 def _lightest(budget: Budget) -> Budget:
@@ -204,8 +205,8 @@ def _lightest(budget: Budget) -> Budget:
     if small is not None and prepared(budget).step_tokens > small:
         step = small
     share = _largest_share(budget) or engine.gpu_memory_utilization
-    light = engine._replace(attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
-    return budget._replace(engine=light)
+    light = replace(engine, attention="sdpa", logits="last", max_num_batched_tokens=step, gpu_memory_utilization=share)
+    return replace(budget, engine=light)
 
 
 def _of_engine(budget: Budget, other: Budget) -> Suggestion:
@@ -265,11 +266,11 @@ def _together(budget: Budget, names: Sequence[Smaller]) -> list[Suggestion]:
     for way in ways:
         users = min(budget.users, *map(max_users, _planned_for(way)))
         if users:
-            return [_combined(budget, way._replace(users=users))]
+            return [_combined(budget, replace(way, users=users))]
     for way in ways:
-        ctx = min(map(max_ctx, _planned_for(way._replace(users=1))))
+        ctx = min(map(max_ctx, _planned_for(replace(way, users=1))))
         if ctx:
-            return [_combined(budget, way._replace(users=1, ctx=min(ctx, budget.ctx)))]
+            return [_combined(budget, replace(way, users=1, ctx=min(ctx, budget.ctx)))]
     return []
 
 
@@ -296,7 +297,7 @@ def _smaller(budget: Budget, names: Sequence[Smaller]) -> Iterator[Budget]:
     for name in (one.format for one in names):
         if name == budget.format.name:
             continue
-        smaller = budget._replace(format=formats.get(name))
+        smaller = replace(budget, format=formats.get(name))
         try:
             weights = smaller.format.weigh(budget.model).total
             for way in _planned_for(smaller):
@@ -313,8 +314,8 @@ def _planned_for(budget: Budget) -> tuple[Budget, ...]:
         return (budget,)
     other = gguf_engine()
     dtype = budget.kv_cache_dtype if kv.get(budget.kv_cache_dtype).engine in ("any", other.kv) else "fp16"
-    engine = budget.engine._replace(name=other.name, max_num_batched_tokens=other.batched_tokens, options={})
-    return budget, budget._replace(engine=engine, kv_cache_dtype=dtype)
+    engine = replace(budget.engine, name=other.name, max_num_batched_tokens=other.batched_tokens, options={})
+    return budget, replace(budget, engine=engine, kv_cache_dtype=dtype)
 
 
 def _with_small_cache(budget: Budget) -> Budget:
@@ -322,7 +323,7 @@ def _with_small_cache(budget: Budget) -> Budget:
     name = kind_of(budget.engine.name).small_cache
     if not name or _is_foreign(budget):
         return budget
-    small = budget._replace(kv_cache_dtype=name)
+    small = replace(budget, kv_cache_dtype=name)
     try:
         return small if kv_request(small, budget.ctx) < kv_request(budget, budget.ctx) else budget
     except formats.FormatError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from membudget.budgets.budget import Budget
@@ -86,7 +86,7 @@ def under(budget: Budget, version: str) -> Budget:
     if budget.engine.name != DECLARED.name:
         return budget
     options = {**budget.engine.options, "version": version}
-    return budget._replace(engine=budget.engine._replace(options=options))
+    return replace(budget, engine=replace(budget.engine, options=options))
 
 
 def _side(budget: Budget, version: str) -> Side:

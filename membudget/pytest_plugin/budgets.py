@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,9 @@ def _under(file: BudgetFile, versions: list[str]) -> BudgetFile:
             found.append(budget)
             continue
         for version in versions:
-            told = engine._replace(options={**engine.options, "version": version})
-            found.append(budget._replace(id=f"{budget.id}-{engine.name}-{version}", engine=told))
-    return file._replace(budgets=tuple(found))
+            told = replace(engine, options={**engine.options, "version": version})
+            found.append(replace(budget, id=f"{budget.id}-{engine.name}-{version}", engine=told))
+    return replace(file, budgets=tuple(found))
 
 
 class Budgets:

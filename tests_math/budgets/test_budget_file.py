@@ -61,7 +61,13 @@ ceiling: 20 GB
 """
     budget = _one(GOOD + more)
     assert (budget.id, budget.ctx, budget.users, budget.machine.name) == ("b", 8192, 8, "rtx-4090")
-    assert budget.engine[:4] == ("vllm", 2048, "sdpa", "last")
+    engine = budget.engine
+    assert (engine.name, engine.max_num_batched_tokens, engine.attention, engine.logits) == (
+        "vllm",
+        2048,
+        "sdpa",
+        "last",
+    )
     assert (budget.engine.gpu_memory_utilization, budget.engine.options) == (0.85, {"block_size": 32})
     assert (budget.overhead, budget.os_bytes) == ({"cuda_context": 700 * 2**20}, 3 * GIB // 2)
     assert (budget.convention, budget.capacity, budget.ceiling) == ("nominal", 24 * GIB, 20_000_000_000)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def test_the_expected_value_is_allowed(value: int, tolerance: Tolerance) -> None
 @given(sizes, st.integers(0, 2**60), tolerances())
 def test_a_wider_tolerance_allows_more(expected: int, measured: int, tolerance: Tolerance) -> None:
     """What is allowed stays allowed when the amount doubles."""
-    wider = tolerance._replace(amount=tolerance.amount * 2)
+    wider = replace(tolerance, amount=tolerance.amount * 2)
     assert not tolerance.allows(expected, measured) or tolerance.kind == "exact" or wider.allows(expected, measured)
 
 

@@ -72,7 +72,7 @@ def test_the_last_byte_by_hand(ctx: int, users: int, model: Get) -> None:
     """Exactly those bytes fit these users and this context and no more; one byte less, and a user less."""
     for budget, expected in budgets(model(LLAMA_1B), ctx, users, 0):
         exact, less = (
-            budget._replace(machine=replace(budget.machine, memory=size)) for size in (expected, expected - 1)
+            replace(budget, machine=replace(budget.machine, memory=size)) for size in (expected, expected - 1)
         )
         assert fits(exact)
         assert not fits(less)
@@ -85,7 +85,7 @@ def test_an_engine_takes_its_own_chunk(model: Get) -> None:
     """max_num_batched_tokens is the prefill step of vLLM, however long the context: 65,800 bytes a token here."""
     budget = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 131_072, 4, machines.get("rtx-4090"))
     for chunk in (512, 2048, 16_384):
-        peak = activation_peak(budget._replace(engine=Settings("arithmetic", max_num_batched_tokens=chunk)), 131_072, 4)
+        peak = activation_peak(replace(budget, engine=Settings("arithmetic", max_num_batched_tokens=chunk)), 131_072, 4)
         assert peak.bytes == chunk * 65_800
 
 
@@ -110,18 +110,18 @@ def test_the_limit_of_an_engine(model: Get) -> None:
     # Linux sees 1,000 bytes, the box says 1,200, CUDA reports 900, and the system keeps 100
     machine = Machine("box", 1000, 1200, True, 1, 100, cuda_total=900)
     base = summed("b", model(LLAMA_1B), formats.get("bf16"), "bf16", 1, 1, machine, overhead={})
-    half = base._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.5))
+    half = replace(base, engine=Settings("arithmetic", gpu_memory_utilization=0.5))
     # 450 for the engine, and the system's 100 are not its own
     assert headroom(half, 550) == 0
     assert headroom(half, 551) == -1
     assert limit_text(half) == "the 450 B that gpu_memory_utilization 0.5 gives arithmetic on box"
     # 600 of the nominal 1,200
-    assert headroom(half._replace(convention="nominal"), 700) == 0
+    assert headroom(replace(half, convention="nominal"), 700) == 0
     # 0.99 of 900 and the system's 100 are 991, 9 short of the memory
-    assert headroom(base._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.99)), 991) == 0
+    assert headroom(replace(base, engine=Settings("arithmetic", gpu_memory_utilization=0.99)), 991) == 0
     # without CUDA's total a share is of the memory: 900 and the system's 100 are all of it
-    whole = base._replace(
-        engine=Settings("arithmetic", gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None)
+    whole = replace(
+        base, engine=Settings("arithmetic", gpu_memory_utilization=0.9), machine=replace(machine, cuda_total=None)
     )
     assert headroom(whole, 1000) == 0
     assert limit_text(whole) == "the 1,000 B of box"
@@ -141,10 +141,10 @@ def test_the_search_stays_below_the_limit_of_an_engine(model: Get) -> None:
     assert left_over(budget)(1024, 3) == limit - spent - 3 * request == predict(budget).headroom
     assert (max_users(budget), max_ctx(budget)) == (1, 512)
     # overhead is
-    less = budget._replace(overhead={"cuda_context": request})
+    less = replace(budget, overhead={"cuda_context": request})
     assert (max_users(less), max_ctx(less)) == (0, 512 // 3)
     # with a smaller memory than the limit the memory counts
-    tight = budget._replace(machine=replace(machine, memory=limit, cuda_total=10 * limit, os_reserve=0))
+    tight = replace(budget, machine=replace(machine, memory=limit, cuda_total=10 * limit, os_reserve=0))
     assert left_over(tight)(1024, 3) == limit - spent - 3 * request
 
 
@@ -155,10 +155,10 @@ def test_a_rank_is_a_budget_of_one_machine(model: Get) -> None:
         machines=3, pipeline_parallel=3,
     )  # fmt: skip
     parts = held(budget)
-    assert held(budget._replace(machines=1, pipeline_parallel=1))[0].model is budget.model
+    assert held(replace(budget, machines=1, pipeline_parallel=1))[0].model is budget.model
     # vLLM 0.32.0 cuts 46 layers into 15, 16 and 15
     assert [len(part.model.caches) for part in parts] == [15, 16, 15]
-    both = budget._replace(machines=6, tensor_parallel=2)
+    both = replace(budget, machines=6, tensor_parallel=2)
     assert len(held(both)) == 3
     rooms = [budget.capacity - part.total(8192, 1) for part in parts]
     assert rooms[0] > min(rooms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from membudget.budgets.budget import Budget
@@ -125,7 +127,7 @@ def test_a_breakage_with_eager_attention() -> None:
 def test_a_breakage_without_a_ceiling_is_an_error() -> None:
     """A file must name one; a budget made without a file has the same answer."""
     budget = _budget(BASE + "ceiling: 8 GiB\nbreak: [{outcome: fits}]\n")
-    verdict = check(budget._replace(ceiling=None))
+    verdict = check(replace(budget, ceiling=None))
     assert not verdict.passed
     assert "break needs a ceiling" in verdict.error
 
@@ -141,7 +143,7 @@ def test_a_verdict_has_all_that_a_message_needs() -> None:
     assert fits == Finding("fits", True, True, True, verdict.ledger.verdict, 1)
     assert (params.predicted, str(params.expected), params.holds, params.line) == (1_235_814_400, "7", False, 8)
     # made without a file there are no lines of fields: the budget's own counts
-    bare = check(budget._replace(where={}, line=5))
+    bare = check(replace(budget, where={}, line=5))
     assert [finding.line for finding in bare.findings] == [5, 5]
 
 
@@ -158,7 +160,7 @@ def test_every_breakage_is_found_with_its_reason() -> None:
     assert first.why.startswith(why)
     assert (second.field, second.predicted, second.expected) == ("break[1].outcome", "out_of_memory", "fits")
     assert (second.holds, second.line) == (False, 10)
-    assert [finding.line for finding in check(verdict.budget._replace(where={}, line=5)).findings] == [5, 5, 5]
+    assert [finding.line for finding in check(replace(verdict.budget, where={}, line=5)).findings] == [5, 5, 5]
 
 
 def test_expectations_of_a_breakage_share_its_reason() -> None:
@@ -173,7 +175,7 @@ def test_expectations_of_a_breakage_share_its_reason() -> None:
 
 def test_what_cannot_be_predicted_is_an_error_with_its_budget() -> None:
     """A context of nothing: no ledger, no finding, the reason."""
-    budget = _budget(BASE)._replace(ctx=0)
+    budget = replace(_budget(BASE), ctx=0)
     assert check(budget) == Verdict(budget, None, (), "ctx is 0; allowed is a whole number >= 1")
 
 
@@ -223,7 +225,7 @@ def test_a_model_of_states_keeps_no_tokens() -> None:
         "model_type": "mamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "state_size": 16,
         "conv_kernel": 4, "time_step_rank": 4, "vocab_size": 100,
     }  # fmt: skip
-    budget = _budget(BASE + "expect: {kv_per_token: 0}\n")._replace(model=build(config, "states"))
+    budget = replace(_budget(BASE + "expect: {kv_per_token: 0}\n"), model=build(config, "states"))
     assert _found(check(budget))["kv_per_token"].why == "no layer keeps tokens"
 
 

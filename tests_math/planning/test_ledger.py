@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,10 +230,10 @@ def test_most_is_the_edge(
     engine = Settings(name, 8192, attention, logits, share)
     ledger = plan(model("meta-llama/Llama-3.2-1B"), machine, 2048, users=2, engine=engine)
     budget, users, ctx = ledger.budget, ledger.max_users, ledger.max_ctx
-    assert predict(budget._replace(users=users)).fits
-    assert not predict(budget._replace(users=users + 1)).fits
-    assert predict(budget._replace(ctx=ctx)).fits
-    assert not predict(budget._replace(ctx=ctx + 1)).fits
+    assert predict(replace(budget, users=users)).fits
+    assert not predict(replace(budget, users=users + 1)).fits
+    assert predict(replace(budget, ctx=ctx)).fits
+    assert not predict(replace(budget, ctx=ctx + 1)).fits
 
 
 def test_the_reason_of_overhead(model: Get) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_stages_that_a_family_does_not_have() -> None:
     assert [(one.tensor_parallel, one.pipeline_parallel) for one in staged] == [(1, 2), (2, 2)]
     assert all("Pipeline parallelism is not supported for this model" in (one.refused or "") for one in staged)
     assert [one.tensor_parallel for one in found if one.refused is None] == [1, 2, 4]
-    best, unknown = fewest(budget._replace(users=10**9), 8)
+    best, unknown = fewest(replace(budget, users=10**9), 8)
     assert best is None
     assert not unknown  # vLLM refuses: that much is known
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_the_share_that_leaves_is_the_largest(memory: int, reserve: int, share: 
     found = share_that_leaves(budget)
     assert found == (None if most is None else most / 100)
     if found is not None:
-        assert not takes_the_systems(budget._replace(engine=Settings("arithmetic", gpu_memory_utilization=found)))
+        assert not takes_the_systems(replace(budget, engine=Settings("arithmetic", gpu_memory_utilization=found)))
         assert takes_the_systems(budget) is False or share > found
     total = 12_345
     assert headroom(budget, total) <= memory - total

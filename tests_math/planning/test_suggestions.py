@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,13 +120,13 @@ def test_every_change_fits_and_nothing_means_nothing(id: str, memory: int, engin
     for name in formats.names():
         if kind_of(engine).refuses(formats.get(name)):
             continue
-        least = short._replace(users=1, ctx=1, format=formats.get(name), engine=Settings(engine, 512))
+        least = replace(short, users=1, ctx=1, format=formats.get(name), engine=Settings(engine, 512))
         try:
             least.format.weigh(least.model)
         except formats.FormatError:
             continue
         cache = "q8_0" if engine == "llama_cpp" else "fp8"
-        assert not fits(least._replace(kv_cache_dtype=cache)), name
+        assert not fits(replace(least, kv_cache_dtype=cache)), name
     assert "iq1_s weights" in nothing_helps(short)
 
 
@@ -180,12 +181,12 @@ def test_a_published_format_stays_what_it_is(model: Get) -> None:
     vast = Machine("vast", 2**50, 2**50, False, 1)
     many = summed("b", own, form, "bf16", 2**12, 2**16, vast, Settings("arithmetic", max_num_batched_tokens=2**17), {})
     # as much as one user with an fp8 cache needs
-    one = many._replace(kv_cache_dtype="fp8", users=1)
-    short = many._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1))
+    one = replace(many, kv_cache_dtype="fp8", users=1)
+    short = replace(many, machine=Machine("tight", total_of(one), total_of(one), False, 1))
     (change,) = suggest(short)
     assert change.values == {"kv_cache_dtype": "fp8", "users": 1}
     values: dict[str, Any] = dict(change.values)
-    assert fits(short._replace(**values))
+    assert fits(replace(short, **values))
 
 
 @pytest.mark.parametrize("memory", range(3 * 10**8, 18 * 10**8, 10**8))
@@ -210,8 +211,8 @@ def test_formats_that_do_not_apply_are_passed_over() -> None:
     assert suggest(budget(odd, 1000, 8, 2)) == []
     # as much as one user with q4_k_m weights needs; llama.cpp, which reads those, has no fp8 cache
     vast = budget(odd, 2**40, 8, 10**6)
-    one = vast._replace(format=formats.get("q4_k_m"), users=1)
-    (change,) = suggest(vast._replace(machine=Machine("tight", total_of(one), total_of(one), False, 1)))
+    one = replace(vast, format=formats.get("q4_k_m"), users=1)
+    (change,) = suggest(replace(vast, machine=Machine("tight", total_of(one), total_of(one), False, 1)))
     assert change.values == {"users": 1, "format": "q4_k_m"}
     assert change.text == "q4_k_m weights (GGUF, for llama.cpp) and 1 user together"
 
@@ -230,7 +231,7 @@ def test_no_setting_of_the_engine_is_forgotten(model_id: str, share: float | Non
         return
     for name in formats.names():
         light = Settings("vllm", 512, gpu_memory_utilization=None if share is None else 0.95)
-        least = short._replace(users=1, ctx=1, format=formats.get(name), kv_cache_dtype="fp8", engine=light)
+        least = replace(short, users=1, ctx=1, format=formats.get(name), kv_cache_dtype="fp8", engine=light)
         try:
             least.format.weigh(least.model)
         except formats.FormatError:
@@ -257,6 +258,6 @@ def test_a_spark_is_not_asked_for_more_than_an_idle_one_gives(model: Get) -> Non
     many = summed("b", model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), "bf16", 8192, 70, spark,
                   Settings("arithmetic", gpu_memory_utilization=0.5))  # fmt: skip
     assert suggest(many)[0].values == {"gpu_memory_utilization": 0.72}
-    more = many._replace(users=90)
+    more = replace(many, users=90)
     assert not [change for change in suggest(more) if "gpu_memory_utilization" in change.values]
-    assert fits(more._replace(engine=Settings("arithmetic", gpu_memory_utilization=0.91)))
+    assert fits(replace(more, engine=Settings("arithmetic", gpu_memory_utilization=0.91)))

@@ -6,6 +6,7 @@ Exit code 0: it fits every machine named (without --machine: at least one of tho
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from membudget.budgets.budget import Budget, unfiled
@@ -133,7 +134,7 @@ def _tokens(ctx: int | None, engine: Settings, users: int, model: Model, notes: 
     if own is not None:
         said.insert(0, f"{own:,} tokens of context: a user's part by the engine's own options")
     notes += [note for note in said if note not in notes]
-    return found, engine._replace(options=left)
+    return found, replace(engine, options=left)
 
 
 def _several(many: int, engine: Settings) -> int:

@@ -128,7 +128,7 @@ def _of_machine(
         raise InputError("--speculative-tokens, --draft-layers: with --machine write --speculative-config JSON")
     form = choose_format(args.format, model, found)
     cache = choose_cache(args.kv_cache_dtype, form, model, found, DECLARED.name)
-    asked = settings._replace(kv_cache_dtype=cache, tensor_parallel=tp, pipeline_parallel=pp)
+    asked = replace(settings, kv_cache_dtype=cache, tensor_parallel=tp, pipeline_parallel=pp)
     plan = VllmPlan(model, form, machine, asked)
     ctx = asked.options.get("max_model_len") or model.longest.tokens
     if fitted:
@@ -153,7 +153,7 @@ def _of_bytes(args: Arguments, settings: Settings, model: Model, fitted: bool) -
         raise InputError("the pool has no size: pass --machine NAME, --available-kv 60GiB or --kv-cache-memory-bytes")
     available = None if args.available_kv is None else _printed("--available-kv", args.available_kv)
     sizes = {f"{kind}_parallel": given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
-    asked = vllm_settings(settings._replace(kv_cache_dtype=args.kv_cache_dtype, **sizes), model, None, nowhere)
+    asked = vllm_settings(replace(settings, kv_cache_dtype=args.kv_cache_dtype, **sizes), model, None, nowhere)
     length = -1 if fitted else asked.max_model_len
     request: PoolRequest = asked.request(model, nowhere, available, length, asked.max_num_batched_tokens)
     request = request._replace(device_memory=None)

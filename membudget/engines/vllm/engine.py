@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from membudget.budgets.settings import Settings
@@ -86,7 +86,7 @@ class VllmPlan:
         self.starts = Starts(model, weights, machine, settings)
         self.serving = Serving(self.starts)
         self.asked = self.starts.asked
-        self.share = settings._replace(gpu_memory_utilization=self.asked.utilization)
+        self.share = replace(settings, gpu_memory_utilization=self.asked.utilization)
 
     def barred(self, ctx: int) -> bool:
         """Whether no pool of this size serves: vLLM refuses to start, or its claim leaves the OS less than os_reserve.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_gemma_3_by_hand(model: Get) -> None:
     # a step of 2,048: pad(1,024 + 2,048) cells
     assert kv_request(budget(model(GEMMA), 8192, ubatch=2048), 8192) == layer * (10 * 8192 + 52 * 3072)
     assert predict(gemma).kv_per_token == 62 * layer
-    assert [predict(gemma._replace(ctx=ctx)).kv_per_token_at_ctx for ctx in (1, 1535, 1536)] == [
+    assert [predict(replace(gemma, ctx=ctx)).kv_per_token_at_ctx for ctx in (1, 1535, 1536)] == [
         62 * layer, 62 * layer, 10 * layer,
     ]  # fmt: skip
 
@@ -286,7 +287,7 @@ def test_nothing_helps_where_ram_is_the_devices(model: Get) -> None:
     llama = model("meta-llama/Llama-3.2-1B")
     tried = "no known change fits: not even 1 user with 1 token"
     small = budget(llama, 512, memory=2**27)
-    small = small._replace(machine=Machine("drawn", 2**27, 2**27, True, 1))
+    small = replace(small, machine=Machine("drawn", 2**27, 2**27, True, 1))
     assert suggest(small) == []
     assert nothing_helps(small) == f"{tried} with iq1_s weights and a q8_0 KV cache"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +216,11 @@ def test_the_most_that_fits_fits_on_every_rank(users: int, ctx: int, pp: int) ->
     ledger = predict(budget)
     assert ledger.fits == all(rank.fits for rank in ledger.ranks)
     most = ledger.max_users
-    assert most == 0 or predict(budget._replace(users=most)).fits
-    assert not predict(budget._replace(users=most + 1)).fits
+    assert most == 0 or predict(replace(budget, users=most)).fits
+    assert not predict(replace(budget, users=most + 1)).fits
     longest = ledger.max_ctx
-    assert longest == 0 or predict(budget._replace(ctx=longest)).fits
-    assert not predict(budget._replace(ctx=longest + 1)).fits
+    assert longest == 0 or predict(replace(budget, ctx=longest)).fits
+    assert not predict(replace(budget, ctx=longest + 1)).fits
 
 
 @pytest.mark.parametrize(

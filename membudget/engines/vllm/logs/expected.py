@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from membudget.budgets.budget import Budget
 from membudget.engines.vllm.logs.against import Expected, version
 from membudget.engines.vllm.logs.record import EngineLog
@@ -36,7 +38,7 @@ def of_budget(budget: Budget, lengths: tuple[int, ...], log: EngineLog) -> Expec
     step = budget.settings.max_num_batched_tokens
     if "engine.vllm.max_num_batched_tokens" not in budget.where and (said := log.get("max_num_batched_tokens")):
         step = int(said.value)
-    settings = budget.settings._replace(options=options, gpu_memory_utilization=share, max_num_batched_tokens=step)
+    settings = replace(budget.settings, options=options, gpu_memory_utilization=share, max_num_batched_tokens=step)
     try:
         start = Starts(budget.model, budget.format, budget.device, settings).start(max(lengths))
     except MembudgetError as error:
