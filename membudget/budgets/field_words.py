@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from membudget.budgets.fields import Choice, Count, Reader, Text
+from membudget.budgets.fields import Choice, Count, Text
+from membudget.budgets.reader import Reader
 from membudget.errors import MembudgetError
 from membudget.text.yaml_strict import Node
 

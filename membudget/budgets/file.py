@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from membudget import formats, machines
 from membudget.budgets.budget import Budget
-from membudget.budgets.fields import Reader
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
+from membudget.budgets.reader import Reader
 from membudget.budgets.schema import read
 from membudget.budgets.settings import Settings, default_engine, kind_of, parallel_sizes, settings_of
 from membudget.checkpoint.stored_format import AsStored

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from membudget.budgets.fields import (
-    REFUSED,
     Allowance,
     Boolean,
     Choice,
@@ -19,11 +18,11 @@ from membudget.budgets.fields import (
     Fields,
     Kind,
     Many,
-    Reader,
     Size,
     Text,
     Tokens,
 )
+from membudget.budgets.reader import REFUSED, Reader
 from membudget.budgets.settings import declared
 from membudget.budgets.tolerance import Tolerance, parse
 from membudget.data.defaults import MAX_CTX, MAX_USERS

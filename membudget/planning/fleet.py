@@ -10,7 +10,7 @@ A machine's reserve is taken off: what is left to the operating system holds no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from membudget import machines
@@ -169,30 +169,43 @@ class Fleet:
         return max(left // request, 0) if request else self.users * (left >= 0)
 
 
-def for_params(
-    params: str | int,
-    *,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    ctx: int,
-    users: int,
-    heads: int | None = None,
-    format: str = "bf16",
-    kv_cache_dtype: str = "bf16",
-    devices: Sequence[Machine] = (),
-    node: tuple[Machine, int] | None = None,
-    sizes: Sequence[int] = (),
-) -> Fleet:
+@dataclass(frozen=True)
+class CacheShape:
+    """What a model's KV cache is made of, where no config is known."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    #: Query heads, for the tensor-parallel check and the comparison with MHA; None where they are not known.
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class FleetLoad:
+    """Whom a fleet serves, and on what it is tried."""
+
+    #: Tokens of each user.
+    ctx: int
+    users: int
+    kv_cache_dtype: str = "bf16"
+    #: The kinds of device that are counted; none for `DEFAULT_DEVICES`.
+    devices: Sequence[Machine] = ()
+    #: The node that the plan is held against, and how many devices it has; None for `DEFAULT_NODE`.
+    node: tuple[Machine, int] | None = None
+    #: Tensor-parallel sizes to look at beside `SIZES`.
+    sizes: Sequence[int] = ()
+
+
+def for_params(params: str | int, shape: CacheShape, load: FleetLoad, format: str = "bf16") -> Fleet:
     """Size a fleet from a model's size in billions of parameters (decimal: 70, "70.6") and its cache shape.
 
     Weights are parameters x `PARAMETER_BYTES` of the format; other formats need a config.
-    heads: query heads, for the tensor-parallel check and the comparison with MHA.
     Raises `FleetError` naming the field.
     """
     count = parameters(params)
-    for name, value in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
-        _positive(name, value)
+    heads, kv_heads = shape.heads, shape.kv_heads
+    for name in ("layers", "kv_heads", "head_dim"):
+        _positive(name, getattr(shape, name))
     if heads is not None:
         _positive("heads", heads)
         if heads % kv_heads:
@@ -206,39 +219,31 @@ def for_params(
     weights = Part(
         "weights", count * width, f"{count:,} parameters x {width} byte{'s' if width > 1 else ''} ({format})"
     )
-    specs = [CacheSpec(layer, "full", kv_heads, head_dim, head_dim) for layer in range(layers)]
-    fleet = _size(weights, specs, kv_cache_dtype, ctx, users, devices, node, sizes)
+    specs = [CacheSpec(layer, "full", kv_heads, shape.head_dim, shape.head_dim) for layer in range(shape.layers)]
+    fleet = _size(weights, specs, load)
     if heads is not None:
-        fleet.mha_bf16 = users * ctx * layers * heads * head_dim * 4
-    for size in _sizes(fleet, sizes, node):
+        fleet.mha_bf16 = load.users * load.ctx * shape.layers * heads * shape.head_dim * 4
+    for size in _sizes(fleet, load):
         problem = None if heads is None else head_problem([heads], size)
-        fleet.tensor_parallel.append(split(size, specs, kv_cache_dtype, ctx, users, -(-weights.bytes // size), problem))
+        held = -(-weights.bytes // size)
+        fleet.tensor_parallel.append(split(size, specs, load.kv_cache_dtype, load.ctx, load.users, held, problem))
     return fleet
 
 
-def for_model(
-    model: Model,
-    format: Format,
-    *,
-    ctx: int,
-    users: int,
-    kv_cache_dtype: str = "bf16",
-    devices: Sequence[Machine] = (),
-    node: tuple[Machine, int] | None = None,
-    sizes: Sequence[int] = (),
-) -> Fleet:
+def for_model(model: Model, format: Format, load: FleetLoad) -> Fleet:
     """Size a fleet for a model that is known tensor by tensor.  Raises `FleetError` naming the field."""
+    ctx, users, dtype = load.ctx, load.users, load.kv_cache_dtype
     made = format.weigh(model)
-    fleet = _size(Part("weights", made.total, made.why), model.caches, kv_cache_dtype, ctx, users, devices, node, sizes)
+    fleet = _size(Part("weights", made.total, made.why), model.caches, load)
     heads = attention_heads(model)
     if len(heads) == 1 and all(spec.kind == "full" and spec.k_dim for spec in model.caches):
         fleet.mha_bf16 = users * ctx * sum(heads[0] * (spec.k_dim + spec.v_dim) * 2 for spec in model.caches)
     shared, whole = split_bytes(model, format)
-    for size in _sizes(fleet, sizes, node):
+    for size in _sizes(fleet, load):
         problem = head_problem(heads, size) or width_problem(model, size)
         weights = -(-shared // size) + whole + repeated_projections(model, format, size)
-        fleet.tensor_parallel.append(split(size, model.caches, kv_cache_dtype, ctx, users, weights, problem))
-    fleet.budget = Budget(model.name, model, format, kv_cache_dtype, ctx, users, fleet.node)
+        fleet.tensor_parallel.append(split(size, model.caches, dtype, ctx, users, weights, problem))
+    fleet.budget = Budget(model.name, model, format, dtype, ctx, users, fleet.node)
     return fleet
 
 
@@ -268,22 +273,14 @@ def given(machine: Machine) -> int:
     return machine.marketed - machine.os_reserve
 
 
-def _size(
-    weights: Part,
-    specs: Sequence[CacheSpec],
-    dtype: str,
-    ctx: int,
-    users: int,
-    devices: Sequence[Machine],
-    node: tuple[Machine, int] | None,
-    sizes: Sequence[int],
-) -> Fleet:
+def _size(weights: Part, specs: Sequence[CacheSpec], load: FleetLoad) -> Fleet:
+    ctx, users, dtype, node = load.ctx, load.users, load.kv_cache_dtype, load.node
     _positive("ctx (seq_len)", ctx)
     _positive("users", users)
     if node is None:
         node = machines.get(DEFAULT_NODE[0]), DEFAULT_NODE[1]
     _positive("node's devices", node[1])
-    devices = devices or [machines.get(name) for name in DEFAULT_DEVICES]
+    devices = load.devices or [machines.get(name) for name in DEFAULT_DEVICES]
     for machine in (*devices, node[0]):
         if given(machine) < 1:
             raise FleetError(
@@ -307,18 +304,18 @@ def _size(
     )
     fleet = Fleet(ctx, users, parts, devices)
     fleet.node, fleet.node_devices = node
-    fleet.asked = tuple(sizes)
+    fleet.asked = tuple(load.sizes)
     return fleet
 
 
-def _sizes(fleet: Fleet, sizes: Sequence[int], node: tuple[Machine, int] | None) -> list[int]:
+def _sizes(fleet: Fleet, load: FleetLoad) -> list[int]:
     """Sizes to look at: those that the node can have where one is named, and what was asked for."""
-    for size in sizes:
+    for size in load.sizes:
         _positive("tensor_parallel", size)
     # The bound's own counts show why it is not a layout: 9 devices split no model with 64 heads.
     counts = [count.devices for count in fleet.counts if count.devices <= 1024]
-    most = max(*SIZES, *counts, 1) if node is None else node[1]
-    return sorted({*sizes, *(size for size in (*SIZES, *counts) if size <= most), fleet.node_devices})
+    most = max(*SIZES, *counts, 1) if load.node is None else load.node[1]
+    return sorted({*load.sizes, *(size for size in (*SIZES, *counts) if size <= most), fleet.node_devices})
 
 
 def _positive(field: str, value: int) -> None:
@@ -326,4 +323,14 @@ def _positive(field: str, value: int) -> None:
         raise FleetError(f"{field} is {value!r}; allowed is a whole number >= 1")
 
 
-__all__ = ["BOUND", "Fleet", "FleetError", "Kind", "TensorParallel", "for_model", "for_params"]
+__all__ = [
+    "BOUND",
+    "CacheShape",
+    "Fleet",
+    "FleetError",
+    "FleetLoad",
+    "Kind",
+    "TensorParallel",
+    "for_model",
+    "for_params",
+]

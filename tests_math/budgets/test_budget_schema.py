@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from membudget.budgets import schema
-from membudget.budgets.fields import Reader
 from membudget.budgets.file import load
+from membudget.budgets.reader import Reader
 from membudget.text.yaml_strict import parse
 from tests_math.strategies import budget_documents
 

@@ -18,8 +18,10 @@ from membudget.model import Model
 from membudget.planning.fleet import (
     BOUND,
     SIZES,
+    CacheShape,
     Fleet,
     FleetError,
+    FleetLoad,
     TensorParallel,
     for_model,
     for_params,
@@ -35,9 +37,15 @@ Get = Callable[[str], Model]
 SHAPE: dict[str, Any] = {"layers": 80, "head_dim": 128, "heads": 64, "ctx": 32_768, "users": 100}
 
 
+def sized(params: Any, format: str = "bf16", **more: Any) -> Fleet:
+    """A fleet of the shape and the load that are named together."""
+    shape = {name: more.pop(name) for name in ("layers", "kv_heads", "head_dim", "heads") if name in more}
+    return for_params(params, CacheShape(**shape), FleetLoad(**more), format)
+
+
 def seventy(kv_heads: int = 8, dtype: str = "bf16", **more: Any) -> Fleet:
     """70 billion parameters for 100 users at 32,768 tokens, weights and cache in one dtype."""
-    return for_params(70, kv_heads=kv_heads, format=dtype, kv_cache_dtype=dtype, **(SHAPE | more))
+    return sized(70, kv_heads=kv_heads, format=dtype, kv_cache_dtype=dtype, **(SHAPE | more))
 
 
 def way(fleet: Fleet, size: int) -> TensorParallel:
@@ -115,7 +123,7 @@ def test_max_users_is_the_edge(dtype: str) -> None:
 
 def test_weights_alone_may_be_too_much() -> None:
     """A model larger than the node leaves no user."""
-    fleet = for_params(405, kv_heads=8, **SHAPE)
+    fleet = sized(405, kv_heads=8, **SHAPE)
     assert fleet.max_users == 0
     assert "not even one user fits" in str(refusal(fleet))
 
@@ -135,7 +143,7 @@ def test_fields_that_are_not_positive(field: str, value: Any) -> None:
     if field == "heads" and value is None:
         return
     with pytest.raises(FleetError, match=rf"{'ctx .seq_len.' if field == 'ctx' else field} is "):
-        for_params(70, **({"kv_heads": 8} | SHAPE | {field: value}))
+        sized(70, **({"kv_heads": 8} | SHAPE | {field: value}))
 
 
 def test_more_fields_that_are_refused(model: Get) -> None:
@@ -147,11 +155,11 @@ def test_more_fields_that_are_refused(model: Get) -> None:
     with pytest.raises(FleetError, match="tensor_parallel is 0"):
         seventy(sizes=[0])
     with pytest.raises(FleetError, match=r"q4_k_m.*config"):
-        for_params(70, kv_heads=8, format="q4_k_m", **SHAPE)
+        sized(70, kv_heads=8, format="q4_k_m", **SHAPE)
     with pytest.raises(FormatError, match="unknown kv cache dtype"):
-        for_params(70, kv_heads=8, kv_cache_dtype="fp7", **SHAPE)
+        sized(70, kv_heads=8, kv_cache_dtype="fp7", **SHAPE)
     with pytest.raises(FleetError, match="users is 0"):
-        for_model(model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), ctx=8192, users=0)
+        for_model(model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), FleetLoad(ctx=8192, users=0))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +229,7 @@ def test_the_bound_is_no_layout() -> None:
                                                            (3, 6, True), (1, 8, True)])  # fmt: skip
 def test_kv_heads_split_or_replicate(kv_heads: int, size: int, divides: bool) -> None:
     """KV heads must be a multiple of the size, or the size a multiple of the KV heads."""
-    fleet = for_params(7, **(SHAPE | {"kv_heads": kv_heads, "heads": kv_heads * 24, "sizes": [size]}))
+    fleet = sized(7, **(SHAPE | {"kv_heads": kv_heads, "heads": kv_heads * 24, "sizes": [size]}))
     assert way(fleet, size).divides == divides
     assert ("KV heads are neither" in way(fleet, size).why) != divides
 
@@ -242,14 +250,14 @@ def test_laws_of_the_bound(
 ) -> None:
     """Parts sum to the total; the count is the least that has the bytes; caches are additive in users."""
     shape: dict[str, Any] = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "ctx": ctx}
-    fleet = for_params(billions, users=users, format=dtype, kv_cache_dtype=dtype, **shape)
+    fleet = sized(billions, users=users, format=dtype, kv_cache_dtype=dtype, **shape)
     assert fleet.total == sum(part.bytes for part in fleet.parts) == fleet.weights + fleet.kv_cache + fleet.reserve
     assert fleet.kv_cache == 2 * layers * kv_heads * head_dim * ctx * users * (2 if dtype == "bf16" else 1)
     for count in fleet.counts:
         assert (count.devices - 1) * count.marketed < fleet.total <= count.devices * count.marketed
     assert fleet.fits == (refusal(fleet) is None) == (fleet.total <= 640 * GB)
     assert fleet.fits == (fleet.max_users >= users)
-    more = for_params(billions, users=users + 1, format=dtype, kv_cache_dtype=dtype, **shape)
+    more = sized(billions, users=users + 1, format=dtype, kv_cache_dtype=dtype, **shape)
     assert more.kv_cache * users == fleet.kv_cache * (users + 1)
     for item in fleet.tensor_parallel:
         if item.weights is not None and item.kv_cache is not None:
@@ -260,7 +268,7 @@ def test_laws_of_the_bound(
 
 def test_model_and_parameters_agree(model: Get) -> None:
     """Llama-3.1-70B from its config has the cache that its shape gives, and its own exact weights."""
-    fleet = for_model(model("meta-llama/Llama-3.1-70B"), formats.get("bf16"), ctx=32_768, users=100)
+    fleet = for_model(model("meta-llama/Llama-3.1-70B"), formats.get("bf16"), FleetLoad(ctx=32_768, users=100))
     assert fleet.kv_cache == seventy().kv_cache
     assert fleet.weights == 2 * 70_553_706_496
     assert fleet.mha_bf16 == 8 * fleet.kv_cache
@@ -269,7 +277,7 @@ def test_model_and_parameters_agree(model: Get) -> None:
 
 def test_tensor_parallel_weights_of_a_model(model: Get) -> None:
     """8B: norms stay whole; with 16 devices each keeps a KV head of its own, twice its even share of K and V."""
-    fleet = for_model(model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), ctx=8192, users=1)
+    fleet = for_model(model("meta-llama/Llama-3.1-8B"), formats.get("bf16"), FleetLoad(ctx=8192, users=1))
     norms = 2 * (32 * 8192 + 4096)
     split = fleet.weights - norms
     assert way(fleet, 1).weights == fleet.weights
@@ -281,21 +289,21 @@ def test_tensor_parallel_weights_of_a_model(model: Get) -> None:
 
 def test_widths_that_do_not_divide(model: Get) -> None:
     """Qwen2.5-7B has 28 heads: 4 devices split them, 8 do not."""
-    fleet = for_model(model("Qwen/Qwen2.5-7B"), formats.get("bf16"), ctx=8192, users=1)
+    fleet = for_model(model("Qwen/Qwen2.5-7B"), formats.get("bf16"), FleetLoad(ctx=8192, users=1))
     assert way(fleet, 4).divides
     assert way(fleet, 8).why == "28 attention heads are not divisible by 8"
 
 
 def test_mlp_width_that_does_not_divide(model: Get) -> None:
     """Qwen2.5-32B: 40 devices divide its 40 heads and replicate its 8 KV heads, but not its MLP of 27,648."""
-    fleet = for_model(model("Qwen/Qwen2.5-32B"), formats.get("bf16"), ctx=8192, users=1, sizes=[40])
+    fleet = for_model(model("Qwen/Qwen2.5-32B"), formats.get("bf16"), FleetLoad(ctx=8192, users=1, sizes=[40]))
     assert way(fleet, 40).why == "intermediate_size 27,648 is not divisible by 40"
     assert way(fleet, 8).divides
 
 
 def test_experts_replicate_kv_heads(model: Get) -> None:
     """Qwen3-30B-A3B has 4 KV heads: on 32 devices each is held by 8."""
-    fleet = for_model(model("Qwen/Qwen3-30B-A3B"), formats.get("bf16"), ctx=8192, users=1)
+    fleet = for_model(model("Qwen/Qwen3-30B-A3B"), formats.get("bf16"), FleetLoad(ctx=8192, users=1))
     assert way(fleet, 32).kv_copies == 8
     assert way(fleet, 32).kv_cache == fleet.kv_cache // 4
 
@@ -331,7 +339,7 @@ def test_an_exactly_full_node_fits() -> None:
 
 def test_latent_cache_is_held_whole(model: Get) -> None:
     """DeepSeek-V3's latent cache is not split: every device of 8 keeps all of it."""
-    fleet = for_model(model("deepseek-ai/DeepSeek-V3"), formats.get("bf16"), ctx=8192, users=3)
+    fleet = for_model(model("deepseek-ai/DeepSeek-V3"), formats.get("bf16"), FleetLoad(ctx=8192, users=3))
     assert way(fleet, 8).kv_cache == fleet.kv_cache
     assert way(fleet, 8).kv_copies == 8
     assert "the whole latent cache" in way(fleet, 8).why
@@ -341,7 +349,7 @@ def test_recurrent_states_are_split(model: Get) -> None:
     """Qwen3.5-9B: 2 devices share the states of its linear layers as they share the KV heads."""
     hybrid = model("Qwen/Qwen3.5-9B")
     assert any(spec.states for spec in hybrid.caches)
-    fleet = for_model(hybrid, formats.get("bf16"), ctx=8192, users=3)
+    fleet = for_model(hybrid, formats.get("bf16"), FleetLoad(ctx=8192, users=3))
     half = way(fleet, 2)
     assert half.kv_cache is not None
     assert 2 * half.kv_cache == fleet.kv_cache

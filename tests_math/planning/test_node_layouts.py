@@ -17,7 +17,7 @@ from membudget.budgets.budget import Budget
 from membudget.cli.main import main
 from membudget.machines import Machine, get
 from membudget.model import Model, build
-from membudget.planning.fleet import FleetError, for_model, for_params
+from membudget.planning.fleet import CacheShape, FleetError, FleetLoad, for_model, for_params
 from membudget.planning.fleet_text import NOT_LAID_OUT, verdict
 from membudget.planning.node_layouts import MOST_DEVICES, Layout, every, fewest, nearest, smallest, tried
 from membudget.units import GIB
@@ -241,10 +241,9 @@ def test_what_the_system_keeps_holds_no_model(tmp_path: Path, capsys: Capture) -
 def test_a_machine_that_gives_nothing() -> None:
     """A reserve of all that is sold is refused, as device and as node, with both figures."""
     full = Machine("full", 10 * GIB, 10 * GIB, True, 0, os_reserve=10 * GIB)
-    shape: dict[str, Any] = {"layers": 2, "kv_heads": 2, "head_dim": 64, "ctx": 64, "users": 1}
     for more in ({"devices": [full]}, {"node": (full, 2)}):
         with pytest.raises(FleetError, match=r"full: sold with 10,000,000,000 bytes, of which 10,737,418,240 are left"):
-            for_params(1, **shape, **more)
+            for_params(1, CacheShape(2, 2, 64), FleetLoad(64, 1, **more))
 
 
 def test_no_layout_of_very_many(model: Get) -> None:
@@ -253,7 +252,7 @@ def test_no_layout_of_very_many(model: Get) -> None:
     found = every(budget, 10_000)
     assert max(layout.devices for layout in found) <= MOST_DEVICES == 128
     assert all(layout.pipeline_parallel <= 28 for layout in found)  # it has 28 layers
-    wide = for_model(model("Qwen/Qwen2.5-7B"), formats.get("bf16"), ctx=8192, users=100_000, node=(get("t4"), 10_000))
+    wide = for_model(model("Qwen/Qwen2.5-7B"), formats.get("bf16"), FleetLoad(8192, 100_000, node=(get("t4"), 10_000)))
     assert wide.within_bound
     assert not wide.fits
     assert "no layout of up to 128 of the 10,000 x t4 fits" in verdict(wide)

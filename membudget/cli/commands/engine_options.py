@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from membudget.budgets.field_words import CountOr
-from membudget.budgets.fields import REFUSED, Boolean, Choice, Count, Field, Json, Kind, Reader, Share, Size
+from membudget.budgets.fields import Boolean, Choice, Count, Field, Json, Kind, Share, Size
+from membudget.budgets.reader import REFUSED, Reader
 from membudget.budgets.settings import Settings, UnknownEngine, declared, kind_of, settings_of
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError

@@ -26,7 +26,7 @@ from membudget.cli.commands.common import (
 from membudget.formats import Format
 from membudget.host.detect import find_machine
 from membudget.machines import Machine
-from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, Fleet, for_model, for_params
+from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, CacheShape, Fleet, FleetLoad, for_model, for_params
 from membudget.planning.fleet_text import as_json, verdict
 from membudget.planning.fleet_text import lines as lines_of
 
@@ -69,48 +69,30 @@ def run(args: Arguments) -> Result:
         form = named_format(args.format, model)
         notes += [*model.notes, *_engine_notes(form, [*devices, node[0]] if args.node else devices)]
         dtype = choose_cache(args.kv_cache_dtype, form, model, found, DEFAULT_ENGINE)  # whose layouts are tried
-        fleet = for_model(
-            model, form, ctx=ctx, users=users, kv_cache_dtype=dtype, devices=devices, node=node, sizes=sizes
-        )
+        fleet = for_model(model, form, FleetLoad(ctx, users, dtype, devices, node, sizes))
         name, format_name = model.name, form.name
     else:
         format_name = args.format or "bf16"
         dtype = "bf16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
-        fleet = _from_params(args, format_name, dtype, ctx, users, devices, node, sizes)
+        fleet = _from_params(args, format_name, FleetLoad(ctx, users, dtype, devices, node, sizes))
         name = f"{args.params.strip().removesuffix('B').strip()}B parameters"
     document = {"model": name, "format": format_name, "kv_cache_dtype": dtype, **as_json(fleet), "notes": notes}
     return Result(0 if fleet.fits else 1, document, lambda: _text(fleet, name, format_name, dtype, notes))
 
 
-def _from_params(
-    args: Arguments,
-    form: str,
-    dtype: str,
-    ctx: int,
-    users: int,
-    devices: Sequence[Machine],
-    node: tuple[Machine, int],
-    sizes: Sequence[int],
-) -> Fleet:
+def _from_params(args: Arguments, form: str, load: FleetLoad) -> Fleet:
     missing = [name for name in ("layers", "kv_heads") if getattr(args, name) is None]
     if missing:
         shown = " and ".join("--" + name.replace("_", "-") for name in missing)
         raise InputError(f"--params needs {shown} beside it, for the cache; or give a MODEL")
     heads = None if args.heads is None else count("--heads", args.heads, 10**6)
-    return for_params(
-        args.params,
+    shape = CacheShape(
         layers=count("--layers", args.layers, 10_000),
         kv_heads=count("--kv-heads", args.kv_heads, 10**6),
         head_dim=count("--head-dim", args.head_dim, 10**6),
         heads=heads,
-        ctx=ctx,
-        users=users,
-        format=form,
-        kv_cache_dtype=dtype,
-        devices=devices,
-        node=node,
-        sizes=sizes,
     )
+    return for_params(args.params, shape, load, form)
 
 
 def _device(name: str, files: Sequence[str]) -> Machine:
