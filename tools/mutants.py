@@ -90,11 +90,9 @@ def forked(work: Callable[[], int], longest: float = 1e9) -> int:
     return -signal.SIGKILL
 
 
-def forget() -> None:
-    """Empty every functools cache: collecting has filled some."""
-    for item in gc.get_objects():
-        if isinstance(item, _lru_cache_wrapper):
-            item.cache_clear()
+def caches() -> list[Any]:
+    """Every functools cache: what one test fills, or collecting, no other finds."""
+    return [item for item in gc.get_objects() if isinstance(item, _lru_cache_wrapper)]
 
 
 class Mapping:
@@ -106,7 +104,8 @@ class Mapping:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Each item with its fixtures of its own."""
         for item in session.items:
-            forget()
+            for cache in caches():
+                cache.cache_clear()
             self.tracer.switch_context(item.nodeid)
             start = time.monotonic()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -157,11 +156,18 @@ class Quick:
 
     def __init__(self, todo: list[Mutant], known: Run, out: Callable[..., None], until: float) -> None:
         self.todo, self.known, self.out, self.until = todo, known, out, until
+        self.caches, self.functions = list[Any](), list[FunctionType]()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """All changes, or those that the time allows."""
         items = {item.nodeid: item for item in session.items}
         gc.collect()
+        self.caches = caches()
+        self.functions = [
+            item
+            for item in gc.get_objects()
+            if isinstance(item, FunctionType) and item.__code__.co_filename.startswith(str(ROOT / "membudget"))
+        ]
         gc.freeze()
         for mutant in self.todo:
             if time.monotonic() > self.until:
@@ -180,12 +186,11 @@ class Quick:
     def child(self, mutant: Mutant, changed: Any, order: list[pytest.Item]) -> int:
         """Exchange the code and run the tests; 0 where none fails."""
         quiet()
-        found = 0
-        for item in gc.get_objects() + _frozen():
-            if isinstance(item, FunctionType) and item.__code__ in changed:
-                item.__code__ = changed[item.__code__]
-                found += 1
-        forget()
+        found = [function for function in self.functions if function.__code__ in changed]
+        for function in found:
+            function.__code__ = changed[function.__code__]
+        for cache in self.caches:
+            cache.cache_clear()
         if not found:
             return 98
         for item, after in zip(order, [*order[1:], None], strict=True):
@@ -196,11 +201,6 @@ class Quick:
         """Only in the child: the first failure is enough."""
         if report.failed:
             os._exit(1)
-
-
-def _frozen() -> list[Any]:
-    gc.unfreeze()
-    return gc.get_objects()
 
 
 def at_import(mutant: Mutant) -> int:

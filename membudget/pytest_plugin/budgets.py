@@ -178,6 +178,7 @@ class Budgets:
                 ledger = predict(budget)
                 found = {"budget": budget.id, "total": ledger.total, "headroom": ledger.headroom, "fits": ledger.fits}
                 found |= {**ledger.sums, "file": budget.file, "line": budget.line}
+                found["notes"] = [f"{budget.model.name}: {note}" for note in budget.model.notes]
                 self._figures[budget.id] = json.dumps(found)
             except MembudgetError:
                 self._figures[budget.id] = ""

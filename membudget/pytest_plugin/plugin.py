@@ -208,7 +208,9 @@ def _properties(item: pytest.Item) -> list[tuple[str, str]]:
     if figures := budgets.figures(found):
         out.append((PROPERTY, figures))
         plain = json.loads(figures)
-        out += [(f"membudget_{name}", str(plain[name])) for name in plain if name not in ("budget", "file", "line")]
+        out += [
+            (f"membudget_{name}", str(plain[name])) for name in plain if name not in ("budget", "file", "line", "notes")
+        ]
     if budgets.records and (lines := budgets.lines(found)):
         out.append(lines)
     return out

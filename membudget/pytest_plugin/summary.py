@@ -67,6 +67,8 @@ class Summary:
             colour = {"red": True} if row["failed"] else {"green": True}
             terminalreporter.write(f"{row['budget']:{width}}  {size:>14}  {left:>14}  ")
             terminalreporter.line(_verdict(row), **colour)
+        for note in dict.fromkeys(note for row in rows for note in row.get("notes", ())):
+            terminalreporter.line(note, yellow=True)
 
     def _not_here(self, terminalreporter: Any) -> None:
         """One line a reason, unless -rs says it anyway."""

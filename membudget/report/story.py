@@ -107,6 +107,7 @@ class Told(NamedTuple):
     verdict: ``passed``, ``failed`` or ``recorded``; word: what it is called here.  says: the sentence below it.
     where: file:line.  headroom: bytes left, negative where it does not fit; None in a record.
     broken: what is not as expected, in sentences.  fixes: the smallest changes that would make it fit.
+    notes: what makes the model's count less than certain.
     """
 
     id: str
@@ -123,6 +124,7 @@ class Told(NamedTuple):
     steps: tuple[Steps, ...] = ()
     headroom: int | None = None
     fixes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def room(self) -> int | None:
@@ -246,6 +248,7 @@ def _of_verdict(verdict: Verdict) -> Told:
         where=where,
         headroom=ledger.headroom,
         fixes=fixes,
+        notes=tuple(budget.model.notes),
     )
 
 

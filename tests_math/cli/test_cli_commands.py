@@ -236,3 +236,14 @@ def test_custom_code_is_said_by_every_command(
     text = " ".join((out + err).split())
     assert "custom code: the repository has a class of its own (modeling_gpt2_mq.GPT2LMHeadCustomModel)" in text
     assert "counted as gpt_bigcode: its tensors and its cache may differ" in text
+
+
+def test_custom_code_is_said_of_budgets(run: Run, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By check and by a report's page, where the model is named in a budget."""
+    monkeypatch.chdir(tmp_path)
+    assert run("init", str(SANTACODER), "--machine", "h100", "--ctx", "2048")[0] == 0
+    said = "custom code: the repository has a class of its own"
+    assert said in " ".join(run("check")[1].split())
+    assert ask("check")[1]["budgets"][0]["notes"][0].startswith(said)
+    assert run("report", "budgets", "-o", "page.html")[0] == 0
+    assert said in Path("page.html").read_text(encoding="utf-8")

@@ -439,3 +439,14 @@ def test_unused_it_reads_nothing(pytester: pytest.Pytester, run: Run) -> None:
     result.assert_outcomes(passed=1)
     assert "memory budgets" not in result.stdout.str()
     assert "bad.yaml" not in result.stdout.str()
+
+
+def test_custom_code_is_said_below_the_table(pytester: pytest.Pytester, run: Run) -> None:
+    """Once a model, however many of its budgets run."""
+    model = Path(__file__).parents[2] / "fixtures" / "hostile" / "santacoder.config.json"
+    text = FITS.replace("meta-llama/Llama-3.2-1B", str(model)).replace("8Ki", "[1024, 2048]")
+    _budgets(pytester, santacoder=text.replace("bf16", "fp32"))
+    pytester.makepyfile(MINE)
+    out = run().stdout
+    out.fnmatch_lines(["*memory budgets*", "*custom code: the repository has a class of its own*"])
+    assert out.str().count("custom code") == 1

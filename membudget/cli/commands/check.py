@@ -62,6 +62,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "fits": ledger.fits if ledger else None,
         "verdict": ledger.verdict if ledger else None,
         "error": verdict.error or None,
+        "notes": budget.model.notes,
         "broken": [
             {
                 "field": finding.field,
@@ -103,7 +104,8 @@ def _text(judged: list[tuple[BudgetFile, list[Verdict]]], failed: int, unread: i
     if unread:
         parts.append(f"{_plural(unread, 'file')} could not be read")
     text = f"{_plural(len(every), 'budget')} in {_plural(len(judged), 'file')}: {', '.join(parts)}"
-    return "\n".join([*lines, text])
+    said = {f"{verdict.budget.model.name}: {note}": None for verdict in every for note in verdict.budget.model.notes}
+    return "\n".join([*lines, text, *(line for note in said for line in terminal.wrap(note))])
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
