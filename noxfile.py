@@ -77,6 +77,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants_of(session: nox.Session) -> None:
+    """One part of the package changed in one place at a time: `nox -s mutants_of -- formats --out results.jsonl`."""
+    session.install("-e", ".[test]", "coverage>=7.10", "-c", "constraints.txt")
+    session.run("python", "tools/mutants.py", *session.posargs)
+
+
+@nox.session
 def differential(session: nox.Session) -> None:
     """Every key of every model_type changed alone, against transformers' classes: about ten minutes on one core."""
     session.install("-e", ".[test,transformers]", "-c", "constraints.txt")
