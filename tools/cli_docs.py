@@ -100,7 +100,8 @@ KEYS: dict[str, dict[str, str]] = {
     "check": {
         "ok, passed, failed, files, unreadable_files": "the summary",
         "budgets": "one object each: `id`, `file`, `line`, `ok`, `total`, `capacity`, `headroom`, `fits`, `verdict`, "
-        "`error`, `broken` (`field`, `predicted`, `expected`, `why`, `line`)",
+        "`error`, `broken` (`field`, `predicted`, `expected`, `why`, `line`), `notes` (of the model: custom code, keys "
+        "that are not read)",
         "problems": "of files that cannot be read: `file`, `line`, `message`",
     },
     "doctor": {
