@@ -10,13 +10,19 @@ With --json every command writes one document to stdout, errors too.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from typing import Any
 
+from membudget import __version__
 from membudget.cli.commands.arguments import UsageError, parse
 from membudget.cli.commands.registry import COMMANDS, available, module_of, parser_of
 from membudget.errors import BUG, INTERRUPTED, NOT_AVAILABLE, UNWRITTEN, WRONG_INPUT, MembudgetError
+from membudget.sources.locate import is_known
+from membudget.text.sanitize import printable, shown, without_tokens
+from membudget.text.terminal import COLOURS, Terminal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,15 +64,13 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
             return _answer([arguments[1], "--help"])
         return (0 if arguments else 2), usage()
     if first in ("-V", "--version", "version"):
-        from membudget import __version__
-
         return 0, f"membudget {__version__}"
     if not any(first == name for name, _, _ in COMMANDS):
         arguments = _as_plan(arguments)
         first = arguments[0]
     for word in arguments:
         if "\0" in word:  # no shell passes one; no file or name has one
-            raise UsageError(f"{_shown(word)} has a NUL character in it, which no path or name has")
+            raise UsageError(f"{shown(word)} has a NUL character in it, which no path or name has")
     if "-h" in arguments or "--help" in arguments:
         return 0, parser_of(first).format_help().rstrip()
     module = module_of(first)
@@ -77,8 +81,6 @@ def _answer(arguments: list[str]) -> tuple[int, str]:
 
 def _as_plan(arguments: list[str]) -> list[str]:
     """`membudget MODEL ...` is `membudget plan MODEL ... --brief`.  Raises `UsageError` for any other word."""
-    from membudget.sources.locate import is_known
-
     first = arguments[0]
     if first.startswith("-") or "\0" in first or not is_known(first):
         raise UsageError(_unknown_command(first))
@@ -91,13 +93,7 @@ def _unknown_command(name: str) -> str:
     known = available()
     near = get_close_matches(name, known, 3, 0.5)
     hint = f"; near are {', '.join(near)}" if near else ""
-    return f"unknown command {_shown(name)}, and no model is called so{hint}; known are {', '.join(known)}"
-
-
-def _shown(text: str) -> str:
-    from membudget.text.sanitize import shown
-
-    return shown(text)
+    return f"unknown command {shown(name)}, and no model is called so{hint}; known are {', '.join(known)}"
 
 
 def _failed(error: Exception, as_json: bool) -> tuple[int, str]:
@@ -137,25 +133,17 @@ def _clean(text: str, stream: Any) -> str:
 
     Names come from files, logs and other people's machines; this is the one door that all of them leave by.
     """
-    from membudget.text.sanitize import printable, without_tokens
-
     text = without_tokens(text)
     if "\x1b" not in text:
         return printable(text)
-    from membudget.text.terminal import COLOURS, Terminal
-
     if not Terminal.of(stream).colour:
         return printable(text)
-    import re
-
     codes = "|".join(("0", *COLOURS.values()))
     parts = re.split(rf"(\x1b\[(?:{codes})(?:;(?:{codes}))*m)", text)
     return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
 
 
 def _json(document: object) -> str:
-    import json
-
     return json.dumps(document, indent=2, allow_nan=False)
 
 
@@ -190,7 +178,7 @@ def _unwritten(error: OSError, stream: Any) -> int:
 def entry() -> None:
     """The console script.  Between two key presses the shell asks through argcomplete's variable."""
     if "_ARGCOMPLETE" in os.environ:
-        from membudget.cli.commands.candidates import complete
+        from membudget.cli.commands.candidates import complete  # argcomplete is needed here alone
 
         complete()
     sys.exit(main())

@@ -7,14 +7,21 @@ Exit code 0: the version is found; 1: the value is the same at both ends; 3: a v
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from membudget.budgets.budget import Budget
+from membudget.budgets.file import Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, short_repr
-from membudget.history.bisect import Bisected
-from membudget.history.changes import Known
+from membudget.history import environments, survey
+from membudget.history.bisect import Bisected, BisectError, CannotAsk, between, bisect
+from membudget.history.changes import Known, known_changes
+from membudget.history.environments import EnvironmentFailed, versions_of
+from membudget.history.lines import caches
+from membudget.history.text import amounts, signed
+from membudget.planning.load import load
 
 
 def options(parser: Declares) -> None:
@@ -47,9 +54,6 @@ def run(args: Arguments) -> Result:
 
 def answer(args: Arguments, ask: Callable[[str], int], versions: list[str] | None = None) -> Result:
     """The same with anything that gives a version's value.  versions: released ones; the index's if None."""
-    from membudget.history.bisect import BisectError, CannotAsk, between, bisect
-    from membudget.history.environments import EnvironmentFailed, versions_of
-
     try:
         released = versions_of(args.package) if versions is None else versions
         found = bisect(between(released, args.good, args.bad), ask)
@@ -80,19 +84,11 @@ def answer(args: Arguments, ask: Callable[[str], int], versions: list[str] | Non
 
 
 def _budgets(args: Arguments) -> list[Budget]:
-    from membudget.budgets.file import Sources
-    from membudget.planning.load import load
-
     return [budget for file in load(args.budgets or ["budgets"], Sources()) for budget in file.budgets]
 
 
 def _asker(args: Arguments) -> Callable[[str], int]:
     """Makes a version's environment and asks it for the line."""
-    import sys
-
-    from membudget.history import environments, survey
-    from membudget.history.bisect import CannotAsk
-
     known = _budgets(args)
     budget = next((item for item in known if item.id == args.budget), None)
     if budget is None:
@@ -126,9 +122,6 @@ def _asker(args: Arguments) -> Callable[[str], int]:
 
 
 def _known(args: Arguments, found: Bisected, budget: Budget | None) -> list[Known]:
-    from membudget.history.changes import known_changes
-    from membudget.history.lines import caches
-
     if not found.found:
         return []
     off = found.values[found.after] - found.values[found.before]
@@ -140,8 +133,6 @@ def _known(args: Arguments, found: Bisected, budget: Budget | None) -> list[Know
 
 
 def _text(args: Arguments, found: Bisected, known: list[Known]) -> str:
-    from membudget.history.text import amounts, signed
-
     unit = "bytes" if args.line in ("weights", "kv_cache", "prefill_peak", "pool_block_bytes") else "count"
     shown = dict(zip(found.values, amounts(list(found.values.values()), unit), strict=True))
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
+from membudget import formats
+from membudget.budgets.settings import kind_of
+from membudget.checkpoint.reading import projectors_beside
+from membudget.checkpoint.stored_format import AsStored
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.errors import MembudgetError, NotAvailableError
-from membudget.formats import Format
-from membudget.machines import Machine
-from membudget.model import Model
-from membudget.sources.locate import Located
-from membudget.units import UnitError, parse_context, parse_count
+from membudget.formats import Format, kv
+from membudget.host import system
+from membudget.machines import THIS_MACHINE, Machine
+from membudget.model import Model, build
+from membudget.sources.checkpoints import checkpoint_of
+from membudget.sources.locate import Located, locate
+from membudget.text.sanitize import shown
+from membudget.units import UnitError, both, gib, parse_bytes, parse_context, parse_count
 
 
 class InputError(MembudgetError):
@@ -34,8 +42,6 @@ def model_argument(parser: Declares, optional: bool = False) -> None:
 
 def folder(option: str, path: str | None) -> str | None:
     """A folder that is there, or None where none is given."""
-    import os
-
     if path is not None and not os.path.isdir(path):
         raise InputError(f"{option} {short_repr(path)}: no such folder")
     return path
@@ -53,8 +59,6 @@ def count(option: str, text: str, most: int, least: int = 1) -> int:
 
 def size(option: str, text: str) -> int:
     """A size above 0: 60GiB, or a plain number of bytes."""
-    from membudget.units import parse_bytes
-
     return _within(option, text, lambda word: parse_bytes(f"{word} B" if word.isdecimal() else word), 2**63, "bytes")
 
 
@@ -71,8 +75,6 @@ def share(option: str, text: str) -> float:
 
 def short_repr(text: str) -> str:
     """A value from outside, quoted and cut."""
-    from membudget.text.sanitize import shown
-
     return shown(text)
 
 
@@ -90,13 +92,8 @@ def _within(option: str, text: str, parse: Callable[[str], int], most: int, noun
 
 def available_now(machine: Machine, os_bytes: int) -> list[str]:
     """Where this machine shares its memory with the system: that others hold a part of what the plan assumes."""
-    from membudget.machines import THIS_MACHINE
-    from membudget.units import both
-
     if machine.name != THIS_MACHINE or not machine.unified:
         return []
-    from membudget.host import system
-
     free = system.available()
     if free is None:
         return [f"{machine.name}: how much of its memory is available now is unknown"]
@@ -110,16 +107,12 @@ def available_now(machine: Machine, os_bytes: int) -> list[str]:
 
 def find_model(args: Arguments) -> tuple[Model, Located]:
     """Locate and build the model of the MODEL argument."""
-    from membudget.sources.locate import locate
-
     found = locate(args.model, offline=True if args.offline else None)
     return build_model(args, found), found
 
 
 def build_model(args: Arguments, found: Located) -> Model:
     """Build a located model, read as --as says."""
-    from membudget.model import build
-
     config = found.config
     if config is None:
         raise InputError(
@@ -132,9 +125,6 @@ def build_model(args: Arguments, found: Located) -> Model:
 def choose_format(name: str | None, model: Model, found: Located, notes: list[str] | None = None) -> Format:
     """The format that was asked for; else the files' own bytes where weights lie there; else the config's own."""
     if name is None and found.kind in ("path", "gguf", "safetensors"):
-        from membudget.checkpoint.stored_format import AsStored
-        from membudget.sources.checkpoints import checkpoint_of
-
         checkpoint = checkpoint_of(found)
         if checkpoint is not None:
             stored = AsStored(checkpoint, model)
@@ -148,10 +138,6 @@ def _left_out(found: Located) -> list[str]:
     """Projectors beside a GGUF model: a file of their own, which is loaded where it is named."""
     if found.kind != "gguf":
         return []
-    from membudget.checkpoint.reading import projectors_beside
-    from membudget.text.sanitize import shown
-    from membudget.units import gib
-
     beside = projectors_beside(found.path)
     return [
         f"{shown(name)} beside it, {gib(size)}, is not a part of this: --mmproj {shown(name)} loads it"
@@ -161,8 +147,6 @@ def _left_out(found: Located) -> list[str]:
 
 def named_format(name: str | None, model: Model) -> Format:
     """The format that was asked for, else the one that the config declares: one that is known by its name."""
-    from membudget import formats
-
     return formats.of_config(model.config) if name is None else formats.get(name)
 
 
@@ -171,9 +155,6 @@ def choose_cache(name: str, form: Format, model: Model, found: Located | None = 
 
     engine: the name of one; another engine's dtypes are refused.
     """
-    from membudget.budgets.settings import kind_of
-    from membudget.formats import kv
-
     own = kind_of(engine).kv if engine else None
     if name.strip().lower() != "auto":
         return kv.get(name, engine=own).name

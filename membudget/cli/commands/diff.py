@@ -15,7 +15,10 @@ from typing import Any
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import NotHere
-from membudget.history import Drift, Move, Problem, Record
+from membudget.history import Drift, Move, Problem, Record, SelectError, compare, read, read_folder, runs_folder, select
+from membudget.history.select import unread
+from membudget.history.text import drift_lines
+from membudget.text.terminal import Terminal
 
 
 def options(parser: Declares) -> None:
@@ -32,8 +35,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Find both runs, compare."""
-    from membudget.history import SelectError, compare, read_folder, runs_folder, select
-
     found = read_folder(runs_folder(args.runs))
     runs = [item for item in found.records if (args.source or "") in item.source]
     if args.budget:  # a run that says nothing of it is not meant
@@ -59,8 +60,6 @@ def run(args: Arguments) -> Result:
 
 def _of_files(*refs: str | None) -> list[Problem]:
     """What could not be read of files of runs that are named: their last run may be another one."""
-    from membudget.history import read
-
     return [
         item for ref in refs if ref and ref.endswith(".jsonl") and os.path.isfile(ref) for item in read(ref).problems
     ]
@@ -68,9 +67,6 @@ def _of_files(*refs: str | None) -> list[Problem]:
 
 def _each(runs: Sequence[Record], problems: Sequence[str]) -> list[tuple[Record, Record]]:
     """The last run of every machine and source, behind its last green one; without the first of its kind."""
-    from membudget.history import SelectError, select
-    from membudget.history.select import unread
-
     found = []
     for after in {(run.machine_name, run.source): run for run in runs}.values():
         try:
@@ -125,9 +121,6 @@ def _move(move: Move) -> dict[str, Any]:
 
 
 def _text(drifts: Sequence[Drift], problems: list[str], markdown: bool) -> str:
-    from membudget.history.text import drift_lines
-    from membudget.text.terminal import Terminal
-
     blocks = ["\n".join(drift_lines(drift, Terminal() if markdown else Terminal.of())) for drift in drifts]
     blocks += [f"not read: {problem}" for problem in problems]
     if not markdown:

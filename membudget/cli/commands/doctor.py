@@ -9,7 +9,7 @@ from typing import Any
 
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
-from membudget.cli.commands.common import InputError
+from membudget.cli.commands.common import InputError, short_repr
 from membudget.doctor import Source, Trap
 from membudget.doctor.machine import Look, look, plain, value
 from membudget.doctor.settings import SETTINGS
@@ -34,8 +34,6 @@ def run(args: Arguments) -> Result:
     ignored = args.ignore or []
     for name in ignored:
         if name not in NAMES:
-            from membudget.cli.commands.common import short_repr
-
             raise InputError(f"--ignore: no trap is called {short_repr(name)}; allowed are {', '.join(NAMES)}")
     found = look(SOURCE())
     traps = [check(found) for check in (*TRAPS, *SETTINGS)]

@@ -12,6 +12,7 @@ from membudget.cli.commands.arguments import Arguments, Declares, UsageError
 from membudget.cli.commands.common import InputError, build_model, choose_cache, choose_format, context, count
 from membudget.cli.commands.plan import find_machines
 from membudget.data.defaults import DEFAULT_CTX, MAX_CTX, MAX_USERS
+from membudget.report import explore, html
 from membudget.report.explore import Choice
 from membudget.report.plan import model_context
 from membudget.sources.locate import locate
@@ -37,8 +38,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Write the page."""
-    from membudget.report import explore, html
-
     if not args.models:
         raise UsageError(
             "explore needs a MODEL, as in `membudget explore Qwen/Qwen3-8B` (see `membudget explore --help`)"
@@ -67,8 +66,6 @@ def run(args: Arguments) -> Result:
 
 
 def _choice(name: str, args: Arguments) -> Choice:
-    from membudget.report.explore import Choice
-
     found = locate(name, offline=True if args.offline else None)
     model = build_model(Arguments(model=name, family=args.family), found)
     notes: list[str] = []

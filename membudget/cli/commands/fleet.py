@@ -29,6 +29,7 @@ from membudget.machines import Machine
 from membudget.planning.fleet import DEFAULT_DEVICES, DEFAULT_NODE, CacheShape, Fleet, FleetLoad, for_model, for_params
 from membudget.planning.fleet_text import as_json, verdict
 from membudget.planning.fleet_text import lines as lines_of
+from membudget.text.terminal import Terminal, plain
 
 _MOST = 2**40
 
@@ -145,8 +146,6 @@ def _notes(text: str | None, node: tuple[Machine, int]) -> list[str]:
 
 
 def _text(fleet: Fleet, name: str, form: str, dtype: str, notes: list[str]) -> str:
-    from membudget.text.terminal import Terminal, plain
-
     terminal = Terminal.of()
     title = terminal.paint(plain(name) if " " not in name else name, "bold")
     lines = [terminal.dot.join([title, f"{form} weights", f"{dtype} KV cache"])]

@@ -18,12 +18,16 @@ from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, choose_cache, context, count, find_model, model_argument
 from membudget.cli.commands.engine_options import engine_name
+from membudget.cli.commands.plan import find_many, plain_context
 from membudget.data.defaults import MAX_CTX, MAX_USERS
 from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.machines import Machine
 from membudget.model import Model
-from membudget.planning.ledger import Ledger
+from membudget.planning.ledger import Ledger, predict
+from membudget.planning.words import users_text
+from membudget.text.terminal import Terminal, table
+from membudget.units import gib, short
 
 _KEYS = ("name", "bits_per_layer_weight", "dense", "source", "suffixes")
 
@@ -81,8 +85,6 @@ def run(args: Arguments) -> Result:
 
 
 def _of_model(args: Arguments) -> Result:
-    from membudget.cli.commands.plan import find_many, plain_context
-
     if args.machine is None:
         given = [name for name in ("machines", "ctx", "users", "kv_cache_dtype", "engine") if getattr(args, name)]
         if given:
@@ -146,8 +148,6 @@ def _plan(
     asked: tuple[Model, formats.Format, str, int, int, Machine], engine: str, many: int, *, named: bool
 ) -> Ledger:
     """One row's plan.  named: the engine was asked for, so what it cannot do is not the format's to be refused for."""
-    from membudget.planning.ledger import predict
-
     machine = asked[-1]
     kind = kind_of(engine)
     if not named and machine.platform not in kind.platforms:
@@ -165,10 +165,6 @@ def _plan(
 
 
 def _table(document: dict[str, Any], rows: list[Row]) -> str:
-    from membudget.planning.words import users_text
-    from membudget.text.terminal import Terminal, table
-    from membudget.units import gib, short
-
     terminal = Terminal.of()
     lines = [f"{document['model']} · {document['params']:,} parameters · declared: {document['declared']}"]
     if rows and rows[0].ledger is not None:
@@ -222,8 +218,6 @@ def _as_plan(document: dict[str, Any], row: Row) -> str:
 
 
 def _text(rows: Sequence[Sequence[str]], dtypes: Sequence[str]) -> str:
-    from membudget.text.terminal import Terminal, table
-
     terminal = Terminal.of()
     lines = table([("format", "bits a layer weight", "not compressed", "as laid out by"), *(row[:4] for row in rows)])
     suffixes: dict[str, list[str]] = {}

@@ -10,6 +10,9 @@ from __future__ import annotations
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import NotHere, count
+from membudget.history import read_folder, runs_folder
+from membudget.history.text import budgets_table, contradictions, lines_table, runs_table, series
+from membudget.text.terminal import Terminal
 
 
 def options(parser: Declares) -> None:
@@ -26,8 +29,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Read, choose, draw."""
-    from membudget.history import read_folder, runs_folder
-
     folder, most = runs_folder(args.runs), count("--last", args.last, 10**6)
     found = read_folder(folder)
     runs = [
@@ -39,8 +40,6 @@ def run(args: Arguments) -> Result:
     if not runs:
         more = f" ({problems[0]})" if problems else ""
         raise NotHere(f"{folder}: no run of this kind is recorded{more}; `pytest --membudget-record` makes one")
-    from membudget.history.text import contradictions, series
-
     rows = series(runs, args.budget or "", args.line or "")
     document = {
         "folder": folder,
@@ -68,9 +67,6 @@ def run(args: Arguments) -> Result:
     }
 
     def text() -> str:
-        from membudget.history.text import budgets_table, lines_table, runs_table
-        from membudget.text.terminal import Terminal
-
         terminal = Terminal.of()
         lines = runs_table(runs)
         if args.lines or args.budget or args.line:

@@ -6,12 +6,13 @@ With --ci a GitHub workflow and pytest's setting are written too: plain `pytest`
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 from contextlib import suppress
 
-from membudget import machines
+from membudget import formats, machines
 from membudget.budgets.budget import Budget, unfiled_id
 from membudget.budgets.schema import schema_text
 from membudget.budgets.settings import DEFAULT_ENGINE, settings_of
@@ -32,6 +33,7 @@ from membudget.host.detect import find_machine
 from membudget.planning.ledger import Ledger, predict
 from membudget.report.plan import model_context
 from membudget.sources.locate import Located
+from membudget.text.terminal import plain
 from membudget.units import exact
 
 WORKFLOW = ".github/workflows/membudget.yml"
@@ -133,8 +135,6 @@ def _ci(folder: str) -> list[str]:
 
 
 def _yaml(ledger: Ledger, model: str) -> str:
-    from membudget.text.terminal import plain
-
     budget = ledger.budget
     machine = budget.machine
     where = machine.title or machine.name
@@ -161,8 +161,6 @@ def _yaml(ledger: Ledger, model: str) -> str:
 
 def _format(budget: Budget) -> list[str]:
     """The weights' format; a published mix that no name stands for is what a budget without one has."""
-    from membudget import formats
-
     name = budget.format.name
     try:
         if formats.get(name).key == budget.format.key:
@@ -207,8 +205,6 @@ def _command(words: list[str]) -> str:
 
 def _quoted(text: str) -> str:
     """A YAML string: bare where no reader can take it for anything else."""
-    import json
-
     return text if re.fullmatch(r"[A-Za-z./][A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+", text) else json.dumps(text)
 
 

@@ -16,18 +16,27 @@ from argparse import SUPPRESS
 from functools import partial
 from typing import Any
 
+from membudget import formats, machines
 from membudget.budgets.budget import Budget
+from membudget.budgets.file import load_file
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, context, count, share, short_repr, size
 from membudget.engines.llama_cpp import logs as llama_logs
 from membudget.engines.llama_cpp.plan import Server
+from membudget.engines.vllm import speculative
 from membudget.engines.vllm.logs.expected import of_budget
 from membudget.engines.vllm.logs.explain import Explained, explain_file
 from membudget.engines.vllm.logs.given import Given
 from membudget.engines.vllm.options import DECLARED
+from membudget.engines.vllm.profile import learn
+from membudget.engines.vllm.profile.learned import KIND
 from membudget.formats import get
 from membudget.formats.gguf import Gguf
+from membudget.machines import measured
+from membudget.model import build
+from membudget.planning.load import checked
+from membudget.sources.locate import locate
 from membudget.units import gib
 
 #: A budget's vLLM flags and what the pool's question calls them.
@@ -134,11 +143,6 @@ def _llama(args: Arguments) -> Result | None:
 
 def _learn(args: Arguments, found: Explained) -> list[str]:
     """Keep what each start took with its machine: one sentence an engine, and ``learned`` in its document."""
-    from membudget import formats, machines
-    from membudget.engines.vllm.profile import learn
-    from membudget.engines.vllm.profile.learned import KIND
-    from membudget.machines import measured
-
     budget = _budget(args.budget)[0] if args.budget else None
     name = args.machine or (budget.machine_name if budget else None)
     if name is None:
@@ -176,9 +180,6 @@ def _model(args: Arguments) -> Any:
     """The model of --model, None without."""
     if args.model is None:
         return None
-    from membudget.model import build
-    from membudget.sources.locate import locate
-
     found = locate(args.model, offline=True if args.offline else None)
     if found.config is None:
         raise InputError(f"--model {short_repr(args.model)}: no config.json there")
@@ -201,8 +202,6 @@ def _settings(args: Arguments) -> dict[str, Any]:
         if (value := getattr(args, name)) is not None:
             found[name] = value
     if args.speculative_config is not None:
-        from membudget.engines.vllm import speculative
-
         speculative.read(args.speculative_config)  # refuses what vLLM does not accept
         found["speculative_config"] = args.speculative_config
     return found
@@ -216,9 +215,6 @@ def _of_budget(path: str) -> Given:
 
 def _budget(path: str) -> tuple[Budget, tuple[int, ...]]:
     """The budget, and all its contexts: a file may ask for several, and for several numbers of users."""
-    from membudget.budgets.file import load_file
-    from membudget.planning.load import checked
-
     file = checked(load_file(path))
     if file.problems:
         raise InputError(f"--budget: {file.error}")

@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from membudget import machines
 from membudget.budgets.budget import Budget, unfiled
 from membudget.budgets.settings import (
     DEFAULT_ENGINE,
@@ -41,11 +42,14 @@ from membudget.data.defaults import (
 )
 from membudget.engines.base import LayoutError
 from membudget.errors import MembudgetError
-from membudget.machines import Machine
+from membudget.formats import FormatError, kv
+from membudget.host.detect import DetectError, detect, find_machine
+from membudget.machines import Machine, counted
 from membudget.model import Model
 from membudget.planning.ledger import Ledger, predict
 from membudget.report import compare
 from membudget.report.plan import model_context, render
+from membudget.report.ranks import notes as rank_notes
 from membudget.sources.locate import Located
 from membudget.text.terminal import Terminal
 from membudget.units import both
@@ -157,16 +161,12 @@ def find_many(names: list[str] | None, file: str | None) -> list[tuple[int, Mach
     """As `find_machines`, with how many of each: ``2x dgx-spark``."""
     if not names:
         return [(1, machine) for machine in find_machines(None, file)]
-    from membudget.machines import counted
-
     found = [(many, find_machines([name], file)[0]) for many, name in map(counted, names)]
     return list({(many, machine.name): (many, machine) for many, machine in found}.values())
 
 
 def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
     """The machines that were named, else this one where it has a GPU and a few known ones."""
-    from membudget.host.detect import find_machine
-
     files = () if file is None else (file,)
     if not names:
         names = [*_here(), *DEFAULT_MACHINES]
@@ -175,9 +175,6 @@ def find_machines(names: list[str] | None, file: str | None) -> list[Machine]:
 
 def _here() -> list[str]:
     """This machine where it has a GPU and says what it is: nobody asked for it by name."""
-    from membudget import machines
-    from membudget.host.detect import DetectError, detect
-
     if not os.path.exists(_GPU):
         return []
     try:
@@ -189,8 +186,6 @@ def _here() -> list[str]:
 
 def _predicted(budget: Budget, asked: str) -> Ledger:
     """The plan; a format that does not apply to the model's shapes says where those that do are listed."""
-    from membudget.formats import FormatError
-
     try:
         return predict(budget)
     except LayoutError:
@@ -226,14 +221,10 @@ def _notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
         notes.insert(0, f"treated as {first.model.read_as} because of --as; {first.model.model_type} is not verified")
     cross = [spec for spec in first.model.caches if spec.kind == "cross"]
     if cross:
-        from membudget.formats import kv
-
         size = sum(map(kv.get(first.kv_cache_dtype).token_bytes, cross))
         notes.append(f"not counted: {size:,} B of cross-attention cache for every encoder token of a user")
     for ledger in ledgers:
         if ledger.ranks:
-            from membudget.report.ranks import notes as rank_notes
-
             notes += rank_notes(ledger)
     parts = {line.part for ledger in ledgers for line in ledger.lines}
     if first.overhead is DEFAULT_OVERHEAD and parts >= set(DEFAULT_OVERHEAD):

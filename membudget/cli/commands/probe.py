@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from membudget.budgets.file import NoBudgets, Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
 from membudget.data.defaults import MAX_CTX
+from membudget.history.here import machine, packages
+from membudget.host import shared as host
+from membudget.host.available import missing
+from membudget.host.limits import LEAST_UNIFIED_FLOOR
+from membudget.host.readings import FIELDS, Unknown
+from membudget.host.sources import snap
+from membudget.machines.measured import add
 from membudget.measure.comparison import Comparison
+from membudget.measure.plan import CannotMeasure, plan
+from membudget.measure.progress import Progress
+from membudget.measure.run import Settings, device_of, measure, outlook
 from membudget.measure.stages import stage_table, stages
-from membudget.units import gib
+from membudget.planning.load import load
+from membudget.report import samples
+from membudget.report.worksheet import lines
+from membudget.text.terminal import Terminal, table
+from membudget.units import both, gib
 
 #: The groups of lines that a plan may have.
 GROUPS = (
@@ -44,14 +59,6 @@ def run(args: Arguments) -> Result:
     """Measure, or look."""
     if not args.paths:
         return _look()
-    from membudget.budgets.file import NoBudgets, Sources
-    from membudget.host import shared as host
-    from membudget.host.limits import LEAST_UNIFIED_FLOOR
-    from membudget.measure.plan import CannotMeasure, plan
-    from membudget.measure.progress import Progress
-    from membudget.measure.run import Settings, device_of, measure, outlook
-    from membudget.planning.load import load
-
     models = folder("--models", args.models)
     floor = _floor(args.floor) if args.floor is not None else None
     chunk = context("--chunk", args.chunk, MAX_CTX) if args.chunk else 0
@@ -100,8 +107,6 @@ OVERHEAD = "overhead"
 
 def _learn(machine: str, comparison: Comparison) -> list[str]:
     """Keep what this machine takes beside weights, cache and steps; a sentence where nothing was measured."""
-    from membudget.machines.measured import add
-
     rows = {row.name: row.measured for row in comparison.rows}
     found = {"cuda_context": rows.get("cuda_context"), "fragmentation": rows.get("spare_dynamic")}
     known = {name: size for name, size in found.items() if isinstance(size, int)}
@@ -112,10 +117,6 @@ def _learn(machine: str, comparison: Comparison) -> list[str]:
 
 
 def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[str]) -> Result:
-    from membudget.report import samples
-    from membudget.report.worksheet import lines
-    from membudget.text.terminal import Terminal
-
     document = {
         "budgets": [
             {
@@ -154,12 +155,6 @@ def _answer(done: list[Comparison], plans: list[dict[str, Any]], reasons: list[s
 
 
 def _look() -> Result:
-    from membudget.history.here import machine, packages
-    from membudget.host.readings import FIELDS, Unknown
-    from membudget.host.sources import snap
-    from membudget.text.terminal import table
-    from membudget.units import both
-
     found = snap("now")
     here, versions = machine(), packages()
     rows = [(name, str(here[name]), "") for name in ("title", "driver", "cuda", "kernel") if here.get(name)]
@@ -187,8 +182,6 @@ def _floor(text: str) -> int:
 
 def _needs(device: str) -> None:
     """`NotHere` where something must be installed before this can be measured."""
-    from membudget.host.available import missing
-
     lacks = missing("cuda" if device == "cuda" else "cpu")
     if lacks:
         raise NotHere(str(lacks), code=lacks.code)

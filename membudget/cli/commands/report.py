@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import os
 
+from membudget.budgets.file import Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
-from membudget.report.story import Story
+from membudget.history import read, read_folder, runs_folder, select
+from membudget.host.detect import find_machine
+from membudget.machines import UnknownMachine
+from membudget.planning.check import check
+from membudget.planning.load import load
+from membudget.report import html, run_page
+from membudget.report.story import Story, of_record, of_verdicts
 
 DEFAULT_FILE = "report.html"
 
@@ -29,8 +36,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Read, write the page."""
-    from membudget.report import html, run_page
-
     story = _of_budgets(args) if _holds_budgets(args.run) else _of_run(args)
     size = html.write(args.output, run_page.render(story), args.force)
     failed = sum(told.verdict == "failed" for told in story.told)
@@ -54,22 +59,12 @@ def _holds_budgets(path: str) -> bool:
 
 
 def _of_budgets(args: Arguments) -> Story:
-    from membudget.budgets.file import Sources
-    from membudget.planning.check import check
-    from membudget.planning.load import load
-    from membudget.report.story import of_verdicts
-
     files = load([args.run], Sources(args.machines or ()))
     problems = [str(problem) for file in files for problem in file.problems]
     return of_verdicts((check(budget) for file in files for budget in file.budgets), problems)
 
 
 def _of_run(args: Arguments) -> Story:
-    from membudget.history import read, read_folder, runs_folder, select
-    from membudget.host.detect import find_machine
-    from membudget.machines import UnknownMachine
-    from membudget.report.story import of_record
-
     ref = args.run
     if os.path.isdir(ref):
         found, ref = read_folder(ref), "last"

@@ -12,8 +12,12 @@ from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
 from membudget.cli.commands.common import InputError, NotHere, context, count, find_model, model_argument, size
 from membudget.data.defaults import MAX_CTX
-from membudget.measure.guard import Outcome
+from membudget.engines import activations
+from membudget.host.available import missing
+from membudget.measure.guard import Limits, Outcome
+from membudget.measure.run import run_step
 from membudget.model import Model
+from membudget.text.terminal import Terminal, table
 from membudget.units import both, short
 
 DEFAULT_TOKENS = "8192"
@@ -39,10 +43,6 @@ def options(parser: Declares) -> None:
 
 def run(args: Arguments) -> Result:
     """Trace in a process of its own."""
-    from membudget.host.available import missing
-    from membudget.measure.guard import Limits
-    from membudget.measure.run import run_step
-
     tokens, batch = context("--tokens", args.tokens, MAX_CTX), count("--batch", args.batch, 2**20)
     step = {
         "do": "trace",
@@ -85,8 +85,6 @@ def run(args: Arguments) -> Result:
 
 def _allocator(args: Arguments, name: str, raw: Mapping[str, Any], batch: int, limits: Any) -> Result:
     """Decode steps of a growing and of a static cache, replayed on the simulated allocator."""
-    from membudget.measure.run import run_step
-
     steps = count("--steps", args.steps, MAX_CTX)
     ceiling = size("--ceiling", args.ceiling) if args.ceiling else None
     document: dict[str, Any] = {"model": name, "batch": batch, "steps": steps, "ceiling": ceiling, "dtype": args.dtype}
@@ -102,8 +100,6 @@ def _allocator(args: Arguments, name: str, raw: Mapping[str, Any], batch: int, l
 
 
 def _drawn(found: dict[str, Any]) -> str:
-    from membudget.text.terminal import Terminal, table
-
     blocks = "▁▂▃▄▅▆▇█" if Terminal.of().unicode else " .:-=+*#"
     lines = [f"{found['model']}, {found['dtype']}, {found['batch']:,} sequences, {found['steps']:,} single tokens", ""]
     rows: list[tuple[str, ...]] = [
@@ -130,8 +126,6 @@ def _kernels(found: dict[str, Any]) -> str:
 
 
 def _closed_form(model: Model, args: Arguments, tokens: int, batch: int) -> Any:
-    from membudget.engines import activations
-
     return activations.prefill(
         model,
         tokens * batch,
@@ -152,8 +146,6 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    from membudget.text.terminal import table
-
     prompts = f"{found['batch']:,} x {found['tokens']:,} tokens"
     logits = "the last logit" if found["logits"] == "last" else "every logit"
     rows = [
