@@ -17,7 +17,7 @@ from membudget.report.worksheet import failure
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal
 
-pytestmark = [pytest.mark.cpu, pytest.mark.xdist_group("faults")]  # its fixtures are made once
+pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture(scope="module")

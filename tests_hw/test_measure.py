@@ -23,7 +23,7 @@ from membudget.measure.run import WORKER, Job, Settings, config_of, limits, meas
 from membudget.units import GIB, MIB
 from tests_hw.conftest import rehearsal
 
-pytestmark = [pytest.mark.cpu, pytest.mark.xdist_group("measure")]  # its fixtures are made once
+pytestmark = pytest.mark.cpu
 
 ROOT = Path(__file__).parents[1]
 LLAMA = ROOT / "membudget" / "data" / "models" / "meta-llama--Llama-3.1-8B.json"

@@ -11,7 +11,7 @@ from membudget.measure.comparison import Row
 from membudget.units import MIB
 from tests_hw.conftest import rehearsal
 
-pytestmark = [pytest.mark.cpu, pytest.mark.xdist_group("simulated_gpu")]  # its fixtures are made once
+pytestmark = pytest.mark.cpu
 
 GROUPS = ("weights", "growth", "static", "activations", "sandwich", "total", "edge")
 

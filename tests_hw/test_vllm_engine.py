@@ -38,7 +38,7 @@ from tests_hw.vllm_engine import (
     run_forks,
 )
 
-pytestmark = [pytest.mark.cpu, pytest.mark.xdist_group("vllm_engine")]  # its fixtures are made once
+pytestmark = pytest.mark.cpu
 MIB = 2**20
 KV = 256 * MIB
 

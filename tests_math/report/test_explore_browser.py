@@ -17,7 +17,6 @@ from tests_math.report.explore_plans import START, answer, choices, draw
 
 pytestmark = [
     pytest.mark.suite,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
 ]
 
