@@ -73,8 +73,10 @@ def _scales(model: Model, own: Shapes) -> Metadata:
 
 def _sections(model: Model, own: Shapes) -> Metadata:
     c = model.config
-    scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    found = scaling.get("mrope_section") or scaling.get("xdrope_section") or [11, 11, 10]
+    key = next((key for key in ("mrope_section", "xdrope_section") if c.rope.get(key)), "")
+    found = c.rope.get(key, [11, 11, 10])
+    if not isinstance(found, list) or not all(type(item) is int for item in found):
+        raise c.error(key, "is of another kind", "a list of whole numbers")
     return {"rope.dimension_sections": [*found, 0, 0, 0, 0][:4]}
 
 

@@ -137,13 +137,15 @@ def _query_heads(model: Model, own: Shapes, heads: int) -> list[int]:
 
 
 def _rotated(c: Config, width: int) -> int:
-    scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    scaling = c.rope
     if isinstance(scaling.get("full_attention"), Mapping):
         scaling = scaling["full_attention"]
     names = ("partial_rotary_factor", "rotary_pct", "rope_pct")
     share = next((c.get(name) for name in names if c.get(name)), scaling.get("partial_rotary_factor", 1.0))
-    if isinstance(share, list):
+    if isinstance(share, list) and share:
         share = share[0]
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise c.error("partial_rotary_factor", "is of another kind", "a number from 0 to 1")
     if c.get("rotary_dim"):
         return c.integer("rotary_dim")
     return int(width * share)

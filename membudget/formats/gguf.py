@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from membudget.formats.base import Format, FormatError, Layout, Piece, Stored, layout
@@ -72,9 +71,7 @@ class Gguf(Format):
             # "proportional" RoPE: the factors say which part of a full layer's head is rotated
             wide = max((spec.k_dim for spec in model.caches if not spec.window), default=0) // 2
             return [Stored("rope_freqs.weight", "F32", (wide,), 4 * wide)] if wide else []
-        scaling = model.config.get("rope_scaling") or model.config.get("rope_parameters")
-        if not isinstance(scaling, Mapping):
-            return []
+        scaling = model.config.rope
         half = model.config.head_dim // 2
         kind = scaling.get("rope_type", scaling.get("type"))
         if kind == "llama3":

@@ -34,6 +34,7 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediat
 #: No published model comes near; larger is a broken file, not a large model.
 MAX_INT = 10**9
 MAX_LAYERS = 10_000
+MAX_NAME = 100
 MAX_CONFIG_BYTES = 16 * 2**20
 
 
@@ -87,6 +88,8 @@ class Config:
             self.model_type = TEXT_TYPES.get(self.model_type, self.model_type)
         if not isinstance(self.model_type, str) or not self.model_type:
             raise ConfigError(f'{source}: no model_type; a config.json from the hub has one, for example "llama"')
+        if len(self.model_type) > MAX_NAME:
+            raise ConfigError(f"{source}: model_type has {len(self.model_type):,} letters; allowed is {MAX_NAME}")
 
     def with_defaults(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> Config:
         """The same config; keys it does not have at all are looked up in `defaults`.
@@ -223,6 +226,17 @@ class Config:
         config = self._copy(value)
         config.source, config.defaults, config.asked = f"{self.source}: {key}", {}, set()
         return config
+
+    @property
+    def rope(self) -> Mapping[str, Any]:
+        """rope_parameters, or rope_scaling as it was called before; empty when absent."""
+        for key in ("rope_parameters", "rope_scaling"):
+            value = self.get(key)
+            if value:
+                if not isinstance(value, Mapping):
+                    raise self.error(key, f"is {_show(value)}", "an object")
+                return value
+        return {}
 
     @property
     def layers(self) -> int:

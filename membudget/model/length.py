@@ -92,10 +92,5 @@ def _other_name(config: Config, key: str) -> bool:
 
 def _scalings(config: Config) -> Iterator[Mapping[str, Any]]:
     """RoPE settings: of the model, or one a kind of layer."""
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if not isinstance(value, Mapping):
-            continue
-        nested = [item for item in value.values() if isinstance(item, Mapping) and item]
-        yield from nested or [value]
-        return
+    nested = [item for item in config.rope.values() if isinstance(item, Mapping) and item]
+    yield from nested or [config.rope]

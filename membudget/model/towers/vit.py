@@ -123,6 +123,8 @@ def _vision(config: Config, default: str) -> tuple[Config, Iterator[Tensor]] | N
     """(vision_config, its tensors), or None where it is absent or of a kind without a recipe."""
     found = config.raw.get("vision_config")
     kind = (found.get("model_type") or default) if isinstance(found, dict) else None
+    if kind is not None and not isinstance(kind, str):
+        raise config.error("vision_config.model_type", "is of another kind", "a string")
     c = section(config, "vision_config", kind) if kind in ENCODERS else None
     if c is None or kind is None:
         return None

@@ -43,9 +43,7 @@ def tables(config: Config, width: int) -> list[int]:
 
 def _kinds(config: Config) -> list[tuple[Mapping[str, Any], bool]]:
     """(scaling, of windowed layers) of each kind of rotary embedding."""
-    written = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(written, Mapping):
-        written = {}
+    written = config.rope
     nested = [value for value in written.values() if isinstance(value, Mapping)]
     if nested:  # a kind for each kind of layer: full_attention, sliding_attention
         return [(value, key == "sliding_attention") for key, value in written.items() if isinstance(value, Mapping)]
