@@ -8,6 +8,7 @@ An expectation is a value with a tolerance: ``128 KiB`` (exact), ``within 1% of 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -100,6 +101,7 @@ def expectation_pattern(unit: str, signed: bool) -> str:
     return rf"{typed}|{digits}|within \+?(?:{PERCENT}|{value}) of {typed}|below {value}"
 
 
+@functools.lru_cache(maxsize=1024)
 def parse(text: str, unit: str = "bytes") -> Tolerance:
     """Read a tolerance; raises `UnitError` that says what is allowed.
 

@@ -5,6 +5,7 @@ The schema has a number.  A record of another schema is refused by name, never h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -173,7 +174,7 @@ def _entry(budget: str, raw: object) -> Entry:
     if not isinstance(raw.get("settings", {}), dict) or not isinstance(raw.get("why", ""), str):
         raise RecordError(f"budgets.{budget}: settings is a table and why a text")
     _settings(f"budgets.{budget}.settings", raw.get("settings", {}))
-    lines = {name: _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
+    lines = {sys.intern(name): _line(f"budgets.{budget}.lines.{name}", value) for name, value in raw["lines"].items()}
     for name in WHOLE & lines.keys():
         _whole(f"budgets.{budget}.lines.{name}", lines[name])
     verdict, why = raw["verdict"], raw.get("why", "")
@@ -262,7 +263,13 @@ def _line(where: str, raw: object) -> Line:
         line.holds  # noqa: B018
     except UnitError as error:
         raise RecordError(f"{where}.allowed: {error}") from None
-    return line
+    if len(_SHARED) > 100_000:
+        _SHARED.clear()
+    return _SHARED.setdefault(line, line)
+
+
+#: Lines that were read: most of a run are those of the run before, and are kept once.
+_SHARED: dict[Line, Line] = {}
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

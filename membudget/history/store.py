@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import filelock
@@ -88,17 +89,20 @@ def read(path: str) -> Runs:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         return Runs((), (Problem(path, 0, "not a regular file: pipes and devices are not read"),))
-    content = _content(path)
-    if content and not content.endswith(b"\n") and os.path.exists(path + LOCK):
+    if _torn(path) and os.path.exists(path + LOCK):
         with lock_of(path):  # a writer may be in the middle of its line
-            content = _content(path)
+            return _read(path)
+    return _read(path)
+
+
+def _read(path: str) -> Runs:
+    """A line at a time: a file of years is larger than what is kept of it."""
     records: list[Record] = []
     problems: list[Problem] = []
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
-        last = number == len(lines)
+        last = not line.endswith(b"\n")
         try:
             records.append(from_json(_parse(line)))
         except RecordError as error:
@@ -145,14 +149,25 @@ def lock_of(path: str) -> filelock.BaseFileLock:
     return filelock.FileLock(path + LOCK)
 
 
-def _content(path: str) -> bytes:
+def _torn(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read()
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+        return file.read() not in (b"", b"\n")
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """Lines with their ends; of one that is too long for a record only so much that this is seen."""
+    with open(path, "rb") as file:
+        while line := file.readline(MAX_LINE + 2):
+            while len(line) > MAX_LINE and not line.endswith(b"\n") and (more := file.readline(MAX_LINE)):
+                line = line[: MAX_LINE + 1] + more[-1:]
+            yield line
 
 
 def _parse(line: bytes) -> object:
     if len(line) > MAX_LINE:
-        raise RecordError(f"a line of {len(line):,} bytes is not a record")
+        raise RecordError(f"a line of more than {MAX_LINE:,} bytes is not a record")
     try:
         return json.loads(line)
     except RecursionError:
