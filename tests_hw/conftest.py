@@ -22,9 +22,10 @@ from membudget.data.defaults import SPARK_GPU
 from membudget.host.detect import DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.measure.comparison import Comparison, Row
+from membudget.measure.device import device_of
 from membudget.measure.plan import CannotMeasure, Plan, plan
 from membudget.measure.progress import Progress
-from membudget.measure.run import Job, Settings, device_of, measure, measure_all, outlook
+from membudget.measure.run import Job, Settings, measure, measure_all, outlook
 from membudget.report import samples
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure, lines, markdown

@@ -10,6 +10,7 @@ import pytest
 from membudget.budgets.budget import Budget
 from membudget.host import system
 from membudget.measure import guard
+from membudget.measure.child import Child
 from membudget.measure.comparison import Comparison, Row
 from membudget.measure.plan import plan
 from membudget.measure.run import WORKER, Job, Settings, config_of, measure_all
@@ -127,7 +128,7 @@ def test_disabled_watchdog_is_red(llama: Budget, monkeypatch: pytest.MonkeyPatch
     available = system.available()
     assert available is not None
 
-    def sleepy(child: guard._Child, limits: guard.Limits, *_: object) -> tuple[guard.Ended, None, None]:
+    def sleepy(child: Child, limits: guard.Limits, *_: object) -> tuple[guard.Ended, None, None]:
         assert child.ended(limits.seconds)
         return guard.Ended.EXIT, None, None
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from membudget.machines import Machine
+from membudget.measure.device import available_on, device_of
 from membudget.measure.pairs import Claim, Kind, Shown, predict, show
-from membudget.measure.run import available_on, device_of
 from membudget.units import GIB, MIB
 
 #: A machine of this size, of which the reserve is kept.  One claim fits, two do not.
@@ -114,13 +114,11 @@ def test_the_predicted_one_fails_on_a_device(marker: str, kind: str) -> None:
 def test_a_second_process_has_a_context_of_its_own() -> None:
     """Two processes touch the device: their device bytes (NVML) together are twice those of one."""
     from membudget.budgets.tolerance import parse
-    from membudget.measure import guard
     from membudget.measure.comparison import Row
     from membudget.measure.results import second_process
-    from membudget.measure.run import run_step
+    from membudget.measure.run import run_step, small_limits
 
-    limits = guard.Limits(peak=4 * GIB, reserve=GIB, floor=GIB, seconds=300.0)
-    outcome = run_step({"do": "second_context"}, {}, "bf16", limits, device="cuda")
+    outcome = run_step({"do": "second_context"}, {}, "bf16", small_limits(), device="cuda")
     assert outcome.status == "done", f"{outcome.why}\n{outcome.stderr}"
     assert outcome.result is not None
     figures = outcome.result["steps"]["second_context"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from membudget.errors import MembudgetError
-from membudget.measure.guard import Container
+from membudget.measure.child import Container
 from membudget.text.sanitize import printable
 
 _RUNTIMES = ("docker", "podman", "nerdctl")

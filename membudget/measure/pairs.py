@@ -16,7 +16,9 @@ from typing import Any
 from membudget.engines.vllm.profile.identity import free_source, requested_bytes, startup_check
 from membudget.engines.vllm.versions import DEFAULT
 from membudget.errors import MembudgetError
+from membudget.host import shared as host
 from membudget.host import system
+from membudget.host.limits import default_floor
 from membudget.measure import guard
 from membudget.units import GIB, MIB, short
 
@@ -115,6 +117,8 @@ def show(
     available: what the guard believes; hear: called with the name of a process and each of its stages.
     Raises `RuntimeError` where the first one neither holds its claim nor is refused.
     """
+    # a claim of the CPU is held to a machine that is made up; one of a device is real
+    floor = 0 if device == "cpu" else default_floor(host.shares_memory())
     held: dict[str, int] = {}
     ready, over, ended = threading.Event(), threading.Event(), []
 
@@ -130,7 +134,7 @@ def show(
         return stage
 
     def hold() -> None:
-        limits = guard.Limits(first.bytes, reserve, 0, seconds + PATIENCE)
+        limits = guard.Limits(first.bytes, reserve, floor, seconds + PATIENCE)
         request = _request(first, device, first.bytes, seconds + PATIENCE)
         report = listen(first.name)
         ended.append(guard.run(_command(), request, limits, available=available, report=report, until=over.is_set))
@@ -146,7 +150,7 @@ def show(
             raise MembudgetError(
                 f"{first.name} did not get hold of its claim: {ended[0].why if ended else 'no answer'}"
             )
-        return _second(second, reserve, available, device, seconds, listen(second.name), held)
+        return _second(second, reserve, floor, available, device, seconds, listen(second.name), held)
     finally:
         over.set()
         thread.join(timeout=30.0)
@@ -155,6 +159,7 @@ def show(
 def _second(
     claim: Claim,
     reserve: int,
+    floor: int,
     available: Callable[[], int | None],
     device: str,
     seconds: float,
@@ -163,11 +168,11 @@ def _second(
 ) -> Shown:
     now = available()
     if claim.kind == Kind.ENGINE:
-        limits = guard.Limits(claim.bytes, reserve, 0, seconds + PATIENCE)
+        limits = guard.Limits(claim.bytes, reserve, floor, seconds + PATIENCE)
         request = _request(claim, device, claim.bytes, 0.0)
     else:  # nobody asks a notebook: its ceiling is what is there, less the reserve
         ceiling = max((now or 0) - reserve, 1)
-        limits = guard.Limits(0, 0, 0, seconds + PATIENCE)
+        limits = guard.Limits(0, 0, floor, seconds + PATIENCE)
         request = _request(claim, device, ceiling, 0.0)
     outcome = guard.run(_command(), request, limits, available=available, report=report)
     if outcome.status == "refused":

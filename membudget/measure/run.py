@@ -15,21 +15,29 @@ from typing import Any
 
 from membudget.budgets.budget import Budget
 from membudget.errors import MembudgetError
-from membudget.host import nvidia_smi, system
 from membudget.host import shared as host
+from membudget.host import system
 from membudget.host.limits import default_floor
-from membudget.machines import Machine
 from membudget.measure import guard, lock
 from membudget.measure.comparison import Comparison
+from membudget.measure.device import (
+    available_on,
+    because,
+    device_environment,
+    free_on_card,
+    needs_on_card,
+    refused_on_card,
+)  # fmt: skip
 from membudget.measure.edge import informed
 from membudget.measure.plan import PROCESS, Plan
 from membudget.measure.results import rows
 from membudget.measure.status import Status
-from membudget.units import short
 
 #: Seconds that one process may take.
 SECONDS = 3600.0
 SECONDS_CPU = 600.0
+#: What the proof of the ceiling and two contexts take of a device at most: 1 GiB under the cap, and a context each.
+SMALL = 3 * PROCESS
 WORKER = ("-u", "-m", "membudget.measure.worker")
 
 
@@ -53,11 +61,6 @@ class Settings:
     python: str = sys.executable
 
 
-def device_of(machine: Machine) -> str:
-    """The torch device that a machine's budgets are measured on."""
-    return {"cuda": "cuda", "rocm": "cuda", "metal": "mps", "cpu": "cpu"}[machine.platform]
-
-
 def limits(plan: Plan, settings: Settings | None = None) -> guard.Limits:
     """What a process of this plan may do."""
     settings, machine = settings or Settings(), plan.budget.machine
@@ -77,7 +80,7 @@ def refused(plan: Plan, settings: Settings | None = None) -> str | None:
     if why := host.thrashing():
         return why
     if plan.device == "cuda" and not plan.budget.machine.unified:
-        return _refused_on_card(plan)
+        return refused_on_card(plan)
     return because(guard.refusal(limits(plan, settings), settings.available()), plan.peak_why)
 
 
@@ -91,16 +94,11 @@ def outlook(plan: Plan, settings: Settings | None = None) -> tuple[bool, str]:
         return False, why
     card = plan.device == "cuda" and not plan.budget.machine.unified
     there = free_on_card() if card else settings.available()
-    room = _needs_on_card(plan, there or 0) if card else guard.needs(limits(plan, settings), there or 0)
+    room = needs_on_card(plan, there or 0) if card else guard.needs(limits(plan, settings), there or 0)
     lacks = missing("cuda" if plan.device == "cuda" else "cpu")
     if lacks is not None:
         return False, f"the memory is there, but it would not start: {lacks}; it {room}"
     return True, f"it would start: {room}"
-
-
-def because(reason: str | None, why: str) -> str | None:
-    """A refusal with what its peak is of."""
-    return f"{reason}; the peak is of {why}" if reason and why else reason
 
 
 def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] | None = None) -> Comparison:
@@ -123,10 +121,12 @@ def measure(plan: Plan, settings: Settings | None = None, steps: Iterable[str] |
             found.update(_found(outcome))
             missing = guard.wait_until_back(before, pool) if outcome.status is not Status.REFUSED else 0
             if missing:
-                outcome = replace(outcome, status=_worse(outcome.status), why=f"{outcome.why}; {_not_back(missing)}")
+                outcome = replace(
+                    outcome, status=_worse(outcome.status), why=f"{outcome.why}; {guard.not_back(missing)}"
+                )
             ended.append(outcome)
-            if outcome.status is not Status.DONE:
-                break  # a machine in trouble is left alone
+            if outcome.status not in (Status.DONE, Status.REFUSED):
+                break  # a machine in trouble is left alone; one that is only too small for this runs the others
             kept = kept.traced(found)  # what comes next is loaded for real
     return _compared(kept, found, ended)
 
@@ -144,10 +144,6 @@ def _unproven(part: Sequence[Mapping[str, Any]], found: Mapping[str, Mapping[str
 
 def _worse(status: Status) -> Status:
     return Status.CRASHED if status is Status.DONE else status
-
-
-def _not_back(size: int) -> str:
-    return f"{short(size)} of memory did not come back within {guard.BACK_SECONDS:.0f} s of its end"
 
 
 def _name(step: Mapping[str, Any]) -> str:
@@ -241,6 +237,12 @@ def run_step(
     return guard.run(command, request, allowed, available=settings.available, report=settings.report)
 
 
+def small_limits(seconds: float = 300.0) -> guard.Limits:
+    """What a step that loads no model may do on this machine's device."""
+    floor = default_floor(host.shares_memory())
+    return guard.Limits(SMALL, floor, floor, seconds)
+
+
 def config_of(budget: Budget) -> dict[str, Any]:
     """The config.json that the worker builds: what the budget's model was read from."""
     return dict(budget.model.config.raw)
@@ -260,21 +262,27 @@ def _run(
     plan: Plan, steps: list[dict[str, Any]], settings: Settings, found: Mapping[str, Mapping[str, Any]]
 ) -> guard.Outcome:
     fake = all(step["do"].startswith("trace") for step in steps)
+    groups = {_group(step) for step in steps}
     # What must break breaks at the budget's ceiling; everything else stays under what it is predicted to take.
-    own = plan.device == "cpu" or any(_group(step) in ("break", "edge") for step in steps)
+    breaks = plan.device == "cpu" or bool(groups & {"break", "edge"})
     small = all(step["do"] in ("preflight", "context", "second_context") for step in steps)
     environment = {name: value for step in steps for name, value in step.get("environment", {}).items()}
     environment |= device_environment(plan.device)
-    request = _request(plan, steps, settings, plan.ceiling if own else _roomy(plan, settings), found)
+    ceiling, whole = plan.ceiling, plan
+    if plan.device != "cpu":  # a process is held to what its own steps take
+        plan = plan.only(groups).traced(found)
+    request = _request(plan, steps, settings, ceiling if breaks else _roomy(whole, plan.peak, settings), found)
     allowed = limits(plan, settings)
+    card = plan.device == "cuda" and not plan.budget.machine.unified
     if fake:
         allowed = replace(allowed, peak=PROCESS)
-    elif small and plan.budget.machine.unified:
-        allowed = replace(allowed, peak=3 * PROCESS)
+    elif small and plan.device != "cpu" and not card:
+        allowed = replace(allowed, peak=SMALL)
     elif plan.device == "cpu":
         allowed = _first(plan, steps, allowed)
-    elif plan.device == "cuda" and not plan.budget.machine.unified:
-        why = _refused_on_card(plan)
+    elif card:
+        # what proves the ceiling needs none of the model's memory, so the model's upper bound does not refuse it
+        why = refused_on_card(replace(plan, peak=SMALL - PROCESS, peak_why="what loads no model") if small else plan)
         if why is not None:
             return guard.Outcome(Status.REFUSED, f"not started: {why}", None, (), "", None, 0.0, None)
         allowed = replace(allowed, peak=2 * PROCESS)  # of the host's memory
@@ -291,16 +299,16 @@ def _run(
     return _refusal_of(outcome)
 
 
-def _roomy(plan: Plan, settings: Settings) -> int:
-    """A ceiling that a healthy measurement never meets: a quarter over its peak, for what the allocator reserves.
+def _roomy(plan: Plan, own: int, settings: Settings) -> int:
+    """A ceiling that a healthy measurement never meets: a quarter over the peak, for what the allocator reserves.
 
-    Never more than leaves the floor where CPU and GPU share the memory.
+    Never more than leaves the floor where CPU and GPU share the memory.  own: the peak of what runs under it, in bytes.
     """
     ceiling = plan.peak * 5 // 4 + PROCESS
     free = settings.available()
     if plan.budget.machine.unified and free is not None:
         ceiling = min(ceiling, free - limits(plan, settings).floor)
-    return max(ceiling, plan.peak + PROCESS)
+    return max(ceiling, own + PROCESS)
 
 
 def _request(
@@ -336,39 +344,6 @@ def _request(
         "hook": settings.hook,
         "steps": steps,
     }
-
-
-def available_on(machine: Machine) -> Callable[[], int | None]:
-    """What can still be used on a machine's device: MemAvailable where it shares the memory, else the card's free."""
-    return system.available if machine.unified or machine.platform != "cuda" else free_on_card
-
-
-def free_on_card() -> int | None:
-    """Bytes that are free on the card that is measured on, by nvidia-smi; None where it does not say."""
-    return nvidia_smi.card_free()
-
-
-def device_environment(device: str) -> dict[str, str]:
-    """What a worker on a device is started with: one card, by its UUID, and the kernels that the trace assumes."""
-    if device != "cuda":
-        return {}
-    card = nvidia_smi.card(system.System())
-    chosen = {"CUDA_VISIBLE_DEVICES": card.uuid} if card is not None else {}
-    # cuDNN's attention builds a graph for each length of the cache, which takes memory that no tensor shows
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", **chosen}
-
-
-def _refused_on_card(plan: Plan) -> str | None:
-    """Whether a card with memory of its own has room, by what its driver says is free."""
-    free = free_on_card()
-    if free is None:
-        return "nvidia-smi does not say how much memory is free, so nothing is loaded"
-    return None if plan.peak + PROCESS <= free else because(_needs_on_card(plan, free), plan.peak_why)
-
-
-def _needs_on_card(plan: Plan, free: int) -> str:
-    need = plan.peak + PROCESS
-    return f"needs {short(need)} ({short(plan.peak)} predicted peak + {short(PROCESS)} context), {short(free)} is free"
 
 
 def _found(outcome: guard.Outcome) -> dict[str, dict[str, Any]]:

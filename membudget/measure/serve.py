@@ -32,7 +32,7 @@ from membudget.host.limits import default_floor
 from membudget.measure import guard, lock
 from membudget.measure.comparison import Comparison, Row, Unit, judged
 from membudget.measure.container import contained
-from membudget.measure.run import free_on_card
+from membudget.measure.device import free_on_card
 from membudget.measure.status import Status
 from membudget.planning.capacity import engine_limit
 from membudget.planning.ledger import Ledger, predict
@@ -291,11 +291,15 @@ def serve(
         log = os.path.join(folder, "vllm.log")
         own = limits(made)
         request = {"command": command, "log": log, "seconds": own.seconds - 30, "name": "membudget"}
+        before = available()
         outcome = guard.run(
             [sys.executable, "-u", "-m", "membudget.measure.server"], request, own, available=available, report=report,
             container=inside.container,
             environment={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **(environment or {})},
         )  # fmt: skip
+        if outcome.status is not Status.REFUSED and (missing := guard.wait_until_back(before, available)):
+            status = Status.CRASHED if outcome.status is Status.DONE else outcome.status
+            outcome = replace(outcome, status=status, why=f"{outcome.why}; {guard.not_back(missing)}")
         tail = _tail(log)
         engines = parse_file(log) if os.path.exists(log) else []
     return compared(made, outcome, engines, tail)

@@ -62,7 +62,7 @@ def test_a_dry_run_has_both_numbers_and_an_exit_code(
 def _said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], free: int, lacks: str | None
 ) -> tuple[int, set[str]]:
-    monkeypatch.setattr(measure, "Settings", functools.partial(measure.Settings, available=lambda: free))
+    monkeypatch.setattr(probe, "Settings", functools.partial(measure.Settings, available=lambda: free))
     monkeypatch.setattr(available, "missing", lambda *_: lacks)
     code = cli.main(["probe", SPARK, "--dry-run", "--json"])
     return code, {plan["now"] for plan in json.loads(capsys.readouterr().out)["plans"]}
@@ -74,7 +74,7 @@ def test_a_second_measurement_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys:
     def taken(*_: object) -> None:
         raise Busy("process 7 is measuring on this machine")
 
-    monkeypatch.setattr(measure, "measure", taken)
+    monkeypatch.setattr(probe, "measure", taken)
     monkeypatch.setattr(probe, "_needs", lambda _: None)
     assert cli.main(["probe", *TINY]) == 3
     assert capsys.readouterr().err.strip() == "membudget: process 7 is measuring on this machine"

@@ -21,9 +21,10 @@ from membudget.host.readings import FIELDS, Unknown
 from membudget.host.sources import snap
 from membudget.machines.measured import add
 from membudget.measure.comparison import Comparison
+from membudget.measure.device import device_of
 from membudget.measure.plan import CannotMeasure, plan
 from membudget.measure.progress import Progress
-from membudget.measure.run import Settings, device_of, measure, outlook
+from membudget.measure.run import Settings, measure, outlook
 from membudget.measure.stages import stage_table, stages
 from membudget.planning.load import load
 from membudget.report import samples
