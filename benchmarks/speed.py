@@ -3,9 +3,9 @@
     python benchmarks/speed.py [--baseline speed.json] [--save] [--limit 0.30]
 
 A ratio does not move when the machine is slower tonight: the reference loop (integer arithmetic, dictionaries, text)
-is slower then too.  Every command and the loop take turns, and the least of several rounds counts.  With --baseline a
-command whose ratio is more than --limit above the saved one is a regression: exit code 1.  --save writes the ratios,
-where there is no regression; the first night saves them.
+is slower then too.  Every command and the loop take turns, and the least CPU time of several rounds counts.  With
+--baseline a command whose ratio is more than --limit above the saved one, three times over, is a regression: exit code
+1.  --save writes the ratios, where there is no regression; the first night saves them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from membudget.cli.main import main as membudget
 ROOT = Path(__file__).parents[1]
 LOG = str(ROOT / "fixtures" / "logs" / "cpu" / "0.32.0-llama.log")
 MODEL = "Qwen/Qwen3-8B"
+TRIES = 3
 COMMANDS = {
     "count": ["count", MODEL],
     "plan": ["plan", MODEL, "--machine", "dgx-spark", "--ctx", "32k", "--users", "8"],
@@ -61,9 +62,9 @@ def measure(rounds: int) -> dict[str, float]:
     least: dict[str, float] = {}
     for _ in range(rounds + 1):  # the first fills caches
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()  # not the clock's: another process may have the core
             call()
-            least[name] = min(least.get(name, float("inf")), time.perf_counter() - start)
+            least[name] = min(least.get(name, float("inf")), time.process_time() - start)
     return {name: least[name] / least["reference"] for name in COMMANDS}
 
 
@@ -81,9 +82,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=0.30)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args(words)
-    ratios = measure(args.rounds)
     saved = args.baseline is not None and args.baseline.exists()
     before: dict[str, float] = json.loads(args.baseline.read_text(encoding="utf-8")) if saved else {}
+    ratios = measure(args.rounds)
+    for _ in range(TRIES - 1):  # a machine that is busy elsewhere is slow once
+        if not regressions(ratios, before, args.limit):
+            break
+        ratios = {name: min(ratio, ratios[name]) for name, ratio in measure(args.rounds).items()}
     slow = regressions(ratios, before, args.limit)
     for name, ratio in ratios.items():
         then = f"  was {before[name]:7.3f}" if name in before else ""

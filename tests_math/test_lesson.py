@@ -46,3 +46,17 @@ def test_a_slower_command_is_a_regression_and_a_slower_machine_is_none() -> None
     assert speed.regressions({"plan": 1.31, "count": 1.29, "new": 9.0}, {"plan": 1.0, "count": 1.0}, 0.30) == {
         "plan": pytest.approx(0.31)
     }
+
+
+@pytest.mark.parametrize(("measured", "code"), [([1.5, 1.4, 1.2], 0), ([1.5, 1.4, 1.35], 1), ([1.2], 0)])
+def test_a_regression_is_measured_three_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: list[float], code: int
+) -> None:
+    """A machine that is busy elsewhere is slow once; nothing is measured again where nothing is slow."""
+    speed = _script("benchmarks/speed.py")
+    found = iter(measured)
+    monkeypatch.setattr(speed, "measure", lambda rounds: {"plan": next(found)})
+    baseline = tmp_path / "speed.json"
+    baseline.write_text('{"plan": 1.0}', encoding="utf-8")
+    assert speed.main(["--baseline", str(baseline)]) == code
+    assert next(found, None) is None
