@@ -32,7 +32,7 @@ def _json(name: str) -> Any:
 
 def published() -> dict[str, list[str]]:
     """The repositories whose published total a test explains to the element, by model_type."""
-    found: dict[str, list[str]] = {}
+    found = {name: [row["repo"]] for name, row in _json("published_types.json")["types"].items()}
     folder = ROOT / "membudget" / "data" / "models"
     for name in _json("published_params.json")["models"]:
         model = build(str(folder / f"{name.replace('/', '--')}.json"), name)

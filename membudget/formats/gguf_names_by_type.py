@@ -129,7 +129,7 @@ OF_TYPE: dict[str, dict[str, str]] = {
         "laurel.post_laurel_norm": "laurel_post_norm",
     },
     **dict.fromkeys(("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"), _GRANITE),
-    "kimi_linear": {**_KDA, **{f"block_sparse_moe.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}},
+    "kimi_linear": _KDA,
     "minimax": {
         "self_attn.output_gate": "attn_gate",
         "self_attn.norm": "attn_norm_2",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 #: compared by count and by number of elements, not by name.
 NAMES_DIFFER = {
     "olmo_hybrid": "transformers saves one convolution in three equal parts, and one name for two norms",
+    "kimi_linear": "5.24 saves the dense layers' mlp as block_sparse_moe, which published files do not",
     "longcat_flash": "5.24 saves projections of experts that have none",
     "hrm_text": "transformers saves the fused projections' biases apart",
     "inkling_text": "published only inside inkling_mm_model",

@@ -103,7 +103,7 @@ register(
             ),
             name="block_sparse_moe.",
         ),
-        glu(name="block_sparse_moe."),
+        glu(),
     ),
     tied=False,
     kinds=_kimi_kinds,
