@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from membudget.budgets.budget import unfiled
-from membudget.budgets.settings import default_engine, settings_of
+from membudget.budgets.settings import default_engine, served_dtype, settings_of
 from membudget.cli.commands.common import InputError, choose_cache, choose_format
 from membudget.data.defaults import MAX_CTX, MAX_USERS
 from membudget.host.detect import find_machine
@@ -48,5 +48,5 @@ def plan(
     built = build(found.config, found.repo or model)
     form = choose_format(format, built, found)
     settings = settings_of(engine or default_engine(form, box).name)
-    cache = choose_cache(kv_cache_dtype, form, built, found, settings.name)
+    cache = choose_cache(kv_cache_dtype, form, built, found, settings.name, served_dtype(settings))
     return predict(unfiled(built, form, cache, ctx, users, box, settings, many))

@@ -18,7 +18,7 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.ids import plain, stem_of, stems_of, unique
 from membudget.budgets.reader import Reader
 from membudget.budgets.schema import read
-from membudget.budgets.settings import Settings, default_engine, kind_of, parallel_sizes, settings_of
+from membudget.budgets.settings import Settings, default_engine, kind_of, parallel_sizes, served_dtype, settings_of
 from membudget.checkpoint.stored_format import AsStored
 from membudget.data.defaults import DEFAULT_OVERHEAD
 from membudget.errors import MembudgetError
@@ -259,7 +259,9 @@ def _resolve(values: dict[str, Any], reader: Reader, stem: str, folder: str, sou
         own = kind_of(engine.name).kv
         try:
             kv_dtype = (
-                kv.auto(model.config, beside, form, own).name if dtype == "auto" else kv.get(dtype, engine=own).name
+                kv.auto(model.config, beside, form, own, dtype=served_dtype(engine)).name
+                if dtype == "auto"
+                else kv.get(dtype, engine=own).name
             )
         except FormatError as error:
             reader.refuse(where["kv_cache_dtype"], "kv_cache_dtype", str(error))

@@ -114,11 +114,13 @@ class Declared:
     cells: bool = False
     #: Its options that say the dtype of keys and of values, before `kv_cache_dtype`.
     cache_options: tuple[str, ...] = ()
-    #: Tokens of a user by the engine's own options, and the options that are left; from them and the users.
-    context: Callable[[Mapping[str, Any], int], tuple[int | None, Mapping[str, Any]]] = lambda options, users: (
-        None,
-        options,
+    #: Tokens of a user by the engine's own options, and the options that are left; from them, the users and the
+    #: model's own length.
+    context: Callable[[Mapping[str, Any], int, int | None], tuple[int | None, Mapping[str, Any]]] = (
+        lambda options, users, most: (None, options)
     )
+    #: Its option that says what the model runs in, "" where there is none.
+    dtype_option: str = ""
     #: Why it cannot hold weights as they are stored, None where it can.
     refuses: Callable[[Format], str | None] = lambda form: None
 
@@ -130,6 +132,12 @@ def declared() -> dict[str, Declared]:
     names = [found.name for found in pkgutil.iter_modules([folder]) if found.ispkg]
     every = [importlib.import_module(f"membudget.engines.{name}.options").DECLARED for name in names]
     return {one.name: one for one in sorted(every, key=lambda one: (one.order, one.name))}
+
+
+def served_dtype(settings: Settings) -> str | None:
+    """What the engine is told to run the model in, None where it is not told."""
+    found = settings.options.get(kind_of(settings.name).dtype_option)
+    return None if found is None else str(found)
 
 
 def kind_of(name: str) -> Declared:

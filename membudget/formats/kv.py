@@ -280,11 +280,13 @@ def auto(
     form: Format | None = None,
     engine: str | None = None,
     version: tuple[int, ...] = LATEST,
+    dtype: str | None = None,
 ) -> KvDtype:
     """What ``auto`` means for this checkpoint: its declared KV scheme, else the dtype it is served in.
 
     engine: as in `get`; llama.cpp knows no declared scheme: its own default is fp16 (``-ctk f16``).
     form: the weight format it is served in; where that is a dense dtype the model runs in it.
+    dtype: what the engine is told to run the model in (``--dtype``), None or ``auto`` where it is not told.
     version: of vLLM, whose rules differ.  Else a checkpoint in fp32 is served in 16 bits (vLLM's dtype auto).
     """
     if engine == "llama.cpp":
@@ -292,6 +294,8 @@ def auto(
     declared = kv_auto.declared(config, hf_quant_config, version)
     if declared is not None:
         return get(declared.name)
+    if dtype not in (None, "auto"):
+        return get(str(dtype))
     if form is not None and form.name in DENSE_FORMATS.values():
         return _BY_NAME[form.name]
     # fp32, and a config that says nothing, become bf16: vLLM's _resolve_auto_dtype on what has bf16

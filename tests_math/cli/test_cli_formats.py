@@ -184,7 +184,7 @@ def test_a_mac_is_llama_cpps(ask: Ask) -> None:
     assert "fp8" in by_name(document)
     _, plan = ask("plan", LLAMA, "--machine", "apple-m1-max-32gb")
     assert plan["engine"] == "llama_cpp"
-    assert any("planned for llama.cpp: apple-m1-max-32gb has Metal" in note for note in plan["notes"])
+    assert any("planned for llama.cpp: vLLM does not run on apple-m1-max-32gb, metal" in note for note in plan["notes"])
 
 
 def test_transformers_holds_no_gguf(ask: Ask, run: Run) -> None:

@@ -150,12 +150,20 @@ def named_format(name: str | None, model: Model) -> Format:
     return formats.of_config(model.config) if name is None else formats.get(name)
 
 
-def choose_cache(name: str, form: Format, model: Model, found: Located | None = None, engine: str | None = None) -> str:
+def choose_cache(
+    name: str,
+    form: Format,
+    model: Model,
+    found: Located | None = None,
+    engine: str | None = None,
+    dtype: str | None = None,
+) -> str:
     """The KV cache dtype by its own name; ``auto`` is what the checkpoint declares, else what the model runs in.
 
-    engine: the name of one; another engine's dtypes are refused.
+    engine: the name of one; another engine's dtypes are refused.  dtype: what it is told to run the model in.
     """
     own = kind_of(engine).kv if engine else None
     if name.strip().lower() != "auto":
         return kv.get(name, engine=own).name
-    return kv.auto(model.config, found.hf_quant_config if found else None, form, own).name
+    beside = found.hf_quant_config if found else None
+    return kv.auto(model.config, beside, form, own, dtype=dtype).name

@@ -20,6 +20,7 @@ from membudget.budgets.settings import (
     is_gguf,
     kind_of,
     parallel_sizes,
+    served_dtype,
 )
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
@@ -100,7 +101,8 @@ def run(args: Arguments) -> Result:
         try:
             engine = engine_settings(args, named or default_engine(form, machine).name)
             many = _several(many, engine)
-            cache = choose_cache(_cache(args.kv_cache_dtype, engine), form, model, found, engine.name)
+            cache = _cache(args.kv_cache_dtype, engine)
+            cache = choose_cache(cache, form, model, found, engine.name, served_dtype(engine))
             tokens, engine = _tokens(ctx, engine, users, model, notes)
             budget = unfiled(model, form, cache, tokens, users, machine, engine, many, args.capacity)
             ledgers.append(_predicted(budget, args.model))
@@ -132,7 +134,9 @@ def _cache(name: str, engine: Settings) -> str:
 
 def _tokens(ctx: int | None, engine: Settings, users: int, model: Model, notes: list[str]) -> tuple[int, Settings]:
     """The context of a user: as given, else by the engine's own options, else as `plain_context`; noted once."""
-    own, left = kind_of(engine.name).context(engine.options, users) if ctx is None else (None, engine.options)
+    own, left = None, engine.options
+    if ctx is None:
+        own, left = kind_of(engine.name).context(engine.options, users, model_context(model))
     said: list[str] = []
     found = plain_context(own if own is not None else ctx, model, said)
     if own is not None:
@@ -247,7 +251,8 @@ def _engine_notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
     for ledger in ledgers:
         budget, kind = ledger.budget, kind_of(ledger.budget.engine.name)
         if chosen and kind.name != DEFAULT_ENGINE:
-            why = f"{budget.format.name} is GGUF" if is_gguf(budget.format) else f"{budget.machine.name} has Metal"
+            why = f"{kind_of(DEFAULT_ENGINE).title} does not run on {budget.machine.name}, {budget.machine.platform}"
+            why = f"{budget.format.name} is GGUF" if is_gguf(budget.format) else why
             notes.append(f"planned for {kind.title}: {why} (--engine names another)")
         elif not kind.gguf and is_gguf(budget.format):
             notes.append(

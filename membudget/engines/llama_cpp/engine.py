@@ -8,7 +8,7 @@ lines by place           `plan`       -> weights, cells, states, buffers, llama.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from membudget.budgets.settings import Settings as Budgeted
@@ -32,6 +32,7 @@ from membudget.engines.llama_cpp import changes, command
 from membudget.engines.llama_cpp.asked import Asked, read
 from membudget.engines.llama_cpp.cells import CacheCellsError
 from membudget.engines.llama_cpp.compute.header import ComputeError
+from membudget.engines.llama_cpp.details import LlamaDetails
 from membudget.engines.llama_cpp.files import draft_of, projector_of, server_of
 from membudget.engines.llama_cpp.growth import Growing, growth
 from membudget.engines.llama_cpp.offload import HOST, device_of
@@ -43,45 +44,8 @@ from membudget.machines import Machine
 from membudget.model import Model
 from membudget.units import both
 
-#: Whose rules these are.
-VERSION = "v0.4.0"
 #: Questions that are kept.
 _MOST_KEPT = 4096
-
-
-@dataclass(frozen=True)
-class LlamaDetails:
-    """What llama.cpp's answer is made of."""
-
-    settings: Settings
-    #: layers on devices and in all, the output layer counted
-    offloaded: tuple[int, int]
-    host: tuple[Line, ...]
-    version: str = VERSION
-
-    @property
-    def cache(self) -> str:
-        """The types of keys and values where they differ, "" where one name says both."""
-        k, v = self.settings.cache_type_k, self.settings.cache_type_v
-        return "" if k == v else f"{k} keys, {v} values"
-
-    def as_json(self) -> dict[str, Any]:
-        """By llama.cpp's names; RAM beside the devices by bucket, in bytes."""
-        chosen = self.settings
-        return {
-            "version": self.version,
-            "ctx_size": chosen.ctx_size,
-            "parallel": chosen.slots,
-            "kv_unified": chosen.unified,
-            "ubatch_size": chosen.ubatch_size,
-            "flash_attn": chosen.flash_attn.value,
-            "cache_type_k": chosen.cache_type_k,
-            "cache_type_v": chosen.cache_type_v,
-            "layers_on_devices": self.offloaded[0],
-            "layers": self.offloaded[1],
-            "host": sums_of(self.host),
-            "host_lines": [line.as_json() for line in self.host],
-        }
 
 
 class LlamaPlan:
@@ -96,6 +60,7 @@ class LlamaPlan:
         self.server = self._server()
         self.growth: Growing = growth(self.server.header, self.asked.plain)
         self.trained = self.server.header.key("context_length")
+        self._one_cache_type()
         self._plans: dict[tuple[int, int, bool, bool], Plan] = {}
 
     def _server(self) -> Server:
@@ -107,6 +72,15 @@ class LlamaPlan:
             projector = projector_of(asked.mmproj, self.model, weights, offload=asked.mmproj_offload)
             found = replace(found, projector=projector)
         return replace(found, draft=draft_of(asked.draft, weights)) if asked.draft else found
+
+    def _one_cache_type(self) -> None:
+        """llama_init_from_model refuses unlike types for the one latent row of MLA, which is keys and values."""
+        k, v = self.asked.plain.cache_type_k, self.asked.plain.cache_type_v
+        if k != v and self.server.header.key("attention.key_length_mla", 0):
+            raise SettingsError(
+                f"cache_type_k {k} and cache_type_v {v} differ: {self.model.name} has MLA, whose keys and values are "
+                f"one row, and llama.cpp refuses unlike types for it; allowed is one for both, as -ctk {k} -ctv {k}"
+            )
 
     # -- places -----------------------------------------------------------------------------------
 

@@ -113,10 +113,14 @@ def _refuses(form: Format) -> str | None:
     )
 
 
-def _context(options: Mapping[str, Any], users: int) -> tuple[int | None, Mapping[str, Any]]:
-    """A user's part of ``-c``: a slot's, or of a unified cache as many parts as users; then ``-c`` follows from it."""
+def _context(options: Mapping[str, Any], users: int, most: int | None) -> tuple[int | None, Mapping[str, Any]]:
+    """A user's part of ``-c``: a slot's, or of a unified cache as many parts as users; then ``-c`` follows from it.
+
+    most: tokens that the model is trained for, which ``-c 0`` means.
+    """
     total = options.get("ctx_size")
-    if not total or total == "0":
+    total = most if total is not None and not int(total) else total
+    if not total:
         return None, options
     parts = users if options.get("kv_unified") else options.get("parallel") or users
     left = {name: value for name, value in options.items() if name != "ctx_size"}
@@ -137,7 +141,7 @@ DECLARED = Declared(
     small_cache="q8_0",
     smaller=(Smaller("q8_0"), Smaller("q4_k_m")),
     smallest=tuple(map(Smaller, SMALLEST_GGUF)),
-    platforms=("cuda", "rocm", "metal", "cpu"),
+    platforms=("cuda", "rocm", "vulkan", "metal", "cpu"),
     gguf=True,
     several=True,
     stages=True,

@@ -88,6 +88,7 @@ DECLARED = Declared(
     batched_tokens=None,
     small_step=SMALL_STEP,
     kv="vllm",
+    dtype_option="dtype",
     small_cache="fp8",
     smaller=(Smaller("fp8"), Smaller("awq"), Smaller("q4_k_m", "llama_cpp")),
     smallest=tuple(Smaller(name, "llama_cpp") for name in SMALLEST_GGUF),

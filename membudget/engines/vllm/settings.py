@@ -9,6 +9,7 @@ from typing import Any
 from membudget.budgets.settings import Settings
 from membudget.engines import share
 from membudget.engines.vllm import speculative
+from membudget.engines.vllm.pool.derive import model_dtype
 from membudget.engines.vllm.pool.result import PoolRequest
 from membudget.engines.vllm.profile import ProfileSettings
 from membudget.engines.vllm.speculative import Drafter, Speculative
@@ -183,6 +184,4 @@ def _found(name: str) -> Model:
 def cache_dtype(name: str, dtype: str | None, model: Model) -> str:
     """vLLM's name of a KV cache dtype: ``auto`` where it is the model's own dtype."""
     theirs = _TORCH.get(name, name)
-    served = dtype if dtype not in (None, "auto") else model.config.dtype
-    served = "bfloat16" if served in (None, "float32") and dtype in (None, "auto") else served
-    return "auto" if theirs == served else theirs
+    return "auto" if theirs == model_dtype(model.config, dtype)[0] else theirs
