@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,10 @@ ALLOWED = (
     "last, first, last-green, reference, PACKAGE==VERSION[,PACKAGE==VERSION], a date (2026-11-20), "
     "the beginning of a run's id, a .jsonl file of runs or a vLLM log (LOG@VERSION where the log does not say it)"
 )
+
+
+#: By how much the clocks of two machines may differ.
+AHEAD = datetime.timedelta(hours=1)
 
 
 class SelectError(NotAvailableError):
@@ -54,7 +59,7 @@ def _select(ref: str, runs: Sequence[Record], against: Record | None, *, unread:
             raise NoRuns(f"{ref}: no {which}record could be read")
         raise NoRuns(f"{ref}: no {which}run is recorded; `pytest --membudget-record` makes one")
     if ref == "last":
-        return others[-1]
+        return _dated(others, against)[-1]
     if ref == "first":
         return others[0]
     if ref in ("last-green", "reference"):
@@ -127,6 +132,13 @@ def of_file(path: str, version: str = "") -> Record:
 def _comparable(run: Record, other: Record) -> bool:
     alike = run.machine_name == other.machine_name and run.source == other.source
     return alike and (run.time, run.id) < (other.time, other.id)
+
+
+def _dated(runs: Sequence[Record], against: Record | None) -> Sequence[Record]:
+    """Without runs that a wrong clock dated later than `against`, or than now; all of them where no other is left."""
+    now = datetime.datetime.now(datetime.UTC) + AHEAD
+    latest = against.time if against else now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return [run for run in runs if run.time <= latest] or runs
 
 
 def _of_versions(ref: str, runs: Sequence[Record], against: Record | None) -> Record:

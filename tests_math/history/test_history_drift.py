@@ -349,3 +349,14 @@ def test_series_have_one_value_a_run() -> None:
     assert found["mistral", "kv_cache", "measured"] == [GIB, None]
     assert found["other", "w", "predicted"] == [None, 1]
     assert ("other", "w", "measured") not in found
+
+
+def test_a_clock_that_was_wrong_once() -> None:
+    """A run that is dated in years to come is not the last one, for ever: the last one before now, or before a run."""
+    ahead = run(3, id="21000101-000000-000003", time="2100-01-01T00:00:00.000000Z")
+    runs = [run(1), run(2), ahead]
+    assert select("last", runs) == run(2)
+    assert select("last", runs, run(2)) == run(1)
+    assert baseline("last", runs, run(2)) == {"mistral": run(1)}
+    assert select("last", [ahead]) == ahead
+    assert select("2100-01-01", runs) == ahead

@@ -323,3 +323,50 @@ def test_the_commit_is_in_it(tmp_path: Path) -> None:
     assert make("test", {}, root=str(tmp_path)).commit == head
     (tmp_path / "file").write_text("b")
     assert make("test", {}, root=str(tmp_path)).commit == f"{head}-dirty"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="SIGKILL is not of this system")
+def test_two_runs_at_once_and_one_is_killed(tmp_path: Path) -> None:
+    """Three pytest runs record into one folder, one is killed on the way: the others' records are there, whole."""
+    text = "model: Qwen/Qwen3-8B\nformat: bf16\nkv_cache_dtype: bf16\nctx: [1024, 2048]\nusers: [1, 2, 3, 4, 5]\n"
+    (tmp_path / "few.yaml").write_text(text + "machine: h100\nengine: {vllm: {}}\n", encoding="utf-8")
+    words = ["--pyargs", "membudget.tests", "-m", "math", "-p", "no:cacheprovider", "--membudget-record"]
+    words += ["--membudget-compare=last", "--membudget-runs=runs", "--membudget-budgets=few.yaml"]
+    command = [sys.executable, "-m", "pytest", "-p", "membudget.pytest_plugin.plugin", *words]
+    runs = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+        for _ in range(3)
+    ]
+    assert runs[0].stdout is not None
+    while b"test session starts" not in runs[0].stdout.readline():
+        assert runs[0].poll() is None
+    runs[0].kill()
+    said = [process.communicate(timeout=120)[0].decode() for process in runs]
+    assert [process.returncode for process in runs] == [-signal.SIGKILL, 0, 0], said
+    (path,) = (tmp_path / "runs").glob("*.jsonl")
+    found = read(str(path))
+    assert not found.problems
+    assert len(found.records) == 2
+    assert all(record.green and len(record.budgets) == 10 for record in found.records)
+
+
+@pytest.mark.slow
+def test_a_history_of_ten_thousand_runs(tmp_path: Path) -> None:
+    """It is read in less than a millisecond a run, and most of what is kept is kept once."""
+    import tracemalloc
+
+    source = Path(__file__).parents[2] / "fixtures" / "history" / "xeon-2core.jsonl"
+    record = json.loads(source.read_text(encoding="utf-8").splitlines()[-4])
+    with (tmp_path / "xeon-2core.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(10_000):
+            print(json.dumps({**record, "id": f"20200101-{number:06}"}), file=file)
+    before = time.process_time()
+    found = read_folder(str(tmp_path))
+    assert time.process_time() - before < 20
+    assert (len(found.records), found.problems) == (10_000, ())
+    tracemalloc.start()
+    read_folder(str(tmp_path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10_000 * 16_000
