@@ -193,6 +193,26 @@ def test_refused(raw: Any, message: str, raw_config: Callable[[str], dict[str, A
         ("re:mlp", "model.layers.0.mlp.up_proj", False),
         ("language_model.model.layers.0.self_attn*", "model.layers.0.self_attn.q_proj", True),
         ("model.language_model.layers.0.mlp*", "model.layers.0.mlp.up_proj", True),
+        # wildcards in the middle: each piece behind the one before, none twice, and the end at the end
+        ("a*b*c", "abc", True),
+        ("a*b*c", "axbxc", True),
+        ("a*b*c", "axcxb", False),
+        ("a*bc*c", "abc", False),
+        ("a*bc*c", "abcc", True),
+        ("a*b", "ab", True),
+        ("a*ba", "aba", True),
+        ("ab*ba", "aba", False),
+        ("ab*ba", "abba", True),
+        ("a*b", "a.b.below", True),
+        ("a*b", "a.bx.below", False),
+        ("a*b*c", "axbyc.below", True),
+        ("*b", "b", True),
+        ("*b", "b.below", True),
+        ("*.gate", "model.gate", True),
+        ("*.gate", "gate", False),
+        ("b*b", "b", False),
+        ("b*b*b", "bb", False),
+        ("b*b*b", "bbb", True),
     ],
 )
 def test_patterns(pattern: str, name: str, expected: bool) -> None:
@@ -222,6 +242,34 @@ def test_slow_patterns_are_refused(pattern: str) -> None:
     """A pattern that could take exponential time is refused before it is tried."""
     with pytest.raises(FormatError, match="could take too long"):
         matcher(["re:" + pattern], "config.json")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a{0,100}" * 3, "(a|b)*", "(?>a+)b", "(?=a+)b", "a{1,9}" * 7, "a?" * 24, "(?:ab){1,1}c+", r"(?:a{1,2}){1}",
+        "(a?|b?)x", ".*.*.*x",
+    ],
+)  # fmt: skip
+def test_patterns_that_end_are_read(pattern: str) -> None:
+    """Up to three open repeats, a repeat of alternatives, and bounded ones: tried, and quickly done."""
+    assert matcher(["re:" + pattern], "config.json")("model.layers.0.self_attn.q_proj") in (True, False)
+
+
+def test_the_longest_pattern() -> None:
+    """500 characters are read, and a name of hundreds is looked at from its beginning."""
+    assert matcher(["x" * 500], "config.json")("x" * 500)
+    assert not matcher(["re:" + "x" * 497], "config.json")("x" * 300)
+    assert matcher(["re:" + "x" * 400], "config.json")("x" * 401)
+
+
+def test_anywhere_or_from_the_beginning() -> None:
+    """compressed-tensors' targets are names from the beginning; ignore lists of others any run of whole parts."""
+    assert matcher(["mlp.gate"], "config.json")("model.layers.0.mlp.gate")
+    assert not matcher(["mlp.gate"], "config.json", anywhere=False)("model.layers.0.mlp.gate")
+    assert matcher(["model.layers"], "config.json", anywhere=False)("model.layers.0.mlp.gate")
+    assert not matcher(["layers"], "config.json", anywhere=False)("model.layers.0.mlp.gate")
+    assert not matcher(["model.gate"], "config.json")("model.layers.gate")
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "a**", "(?P<x>a)(?P<x>b)", "x" * 501])
