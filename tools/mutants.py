@@ -41,7 +41,7 @@ from tools.mutations import ROOT, Mutant, code_of, functions_of, lines_of, mutan
 #: The tests of a part of the package; of several that fit the longest name counts.
 TESTS = {
     "model": ["tests_math/model"],
-    "formats": ["tests_math/formats"],
+    "formats": ["tests_math/formats", "tests_math/checkpoint"],
     "planning": ["tests_math/planning"],
     "engines/llama_cpp": ["tests_math/engines/llama_cpp"],
     "engines/vllm/logs": ["tests_math/engines/vllm/logs"],
