@@ -217,3 +217,66 @@ def test_sums_and_monotone(layers: list[CacheSpec], tokens: int, more: int) -> N
     q8, q4 = kv.get("q8_0").sum(layers), kv.get("q4_0").sum(layers)
     assert kv.get("fp8").sum(layers).bytes(tokens) <= q8.bytes(tokens) <= kv.get("bf16").sum(layers).bytes(tokens)
     assert q4.bytes(tokens) <= q8.bytes(tokens)
+
+
+def test_a_token_at_the_edge_of_a_window() -> None:
+    """The window's last token still grows the layer, the next one does not; entries count on average, rounded up."""
+    window = GQA._replace(kind="sliding", window=100)
+    summed = kv.get("fp8").sum([window, GQA])
+    assert [summed.per_token(length) for length in (1, 100, 101)] == [4096, 4096, 2048]
+    assert summed.bends == (100,)
+    sparse = CacheSpec(0, "full", 8, 128, 128, window=100, entry=512, rate=7)
+    assert kv.get("bf16").sum([sparse]).per_token(50) == 4096 + 147
+    assert kv.get("bf16").bytes_for(sparse, 50) == 50 * 4096 + 7 * 1024
+
+
+def test_other_parts_of_a_latent_layer() -> None:
+    """Scales of the latent twice, as of a head's keys and values; an indexer's keys in fp32 where the layer says so."""
+    assert kv.get("int8_per_token_head").bytes_for(MLA, 1) == 576 + 2 * 4
+    assert kv.get("bf16").bytes_for(INDEXED._replace(index_fp32=True), 1) == 1152 + 4 * 128
+    assert kv.get("bf16").bytes_for(CacheSpec(0, "full", 8, 128, 0), 1) == 2048
+    assert kv.get("q8_0").bytes_for(CacheSpec(0, "full", 8, 128, 0), 1) == 8 * 136
+    with pytest.raises(FormatError, match="not for MLA"):
+        kv.get("nvfp4").bytes_for(MLA, 1)
+
+
+def test_the_summed_shape_of_plain_dtypes() -> None:
+    """Half a byte an element, and states by their own width; a dtype with scales has no such sum."""
+    shape = summarize([GQA, CacheSpec(1, "recurrent", states=(State("conv", 10), State("ssm", 20, fp32=True)))])
+    assert kv.get("fp8")._replace(indexer=0).bytes(shape, 10) == 10 * 2048 + 10 * 2 + 20 * 4
+    with pytest.raises(FormatError, match="stores more than its elements"):
+        kv.get("int8_per_token_head").bytes(shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ({"type": "float", "num_bits": 8, "dynamic": False}, "fp8"),
+        ({"type": "float", "num_bits": 4}, "nvfp4"),
+        ({"type": "float", "num_bits": 5}, None),
+        ({"type": "int", "num_bits": 4}, None),
+        ({"type": "float", "num_bits": 8, "dynamic": True}, None),
+    ],
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_modelopts_schemes(scheme: dict[str, Any], name: str | None, inner: bool) -> None:
+    """torch_utils.py: 8 bits, float, static is fp8; 4 bits, float NVFP4 since 0.20; any other is the model's dtype."""
+    content: dict[str, Any] = {"quant_algo": "FP8", "kv_cache_scheme": scheme}
+    content = {"quantization": content} if inner else content
+    config = Config({"model_type": "llama", "quantization_config": {"quant_method": "modelopt", **content}})
+    found = declared(config)
+    assert (found.name if found else None) == name
+    if name == "nvfp4":
+        assert declared(config, version=(0, 19, 9)) is None
+        assert declared(config, version=(0, 20, 0)) is not None
+    bare = declared(Config({"model_type": "llama", "quantization_config": content}))
+    assert inner or (bare.name if bare else None) == name
+
+
+def test_names_that_are_not_known() -> None:
+    """Three near ones at most, a name that never ends is cut."""
+    with pytest.raises(UnknownFormat, match=r"did you mean q8_0"):
+        kv.get("q8_00")
+    for length, shown in ((120, "x" * 120), (121, "x" * 117 + "...")):
+        with pytest.raises(UnknownFormat, match=f"'{shown}'"):
+            kv.get("x" * length)

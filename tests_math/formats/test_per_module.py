@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from membudget import formats
+from membudget.errors import MembudgetError
 from membudget.formats import FormatError, registry
 from membudget.formats.modules import matcher
 from membudget.model import Model, build
@@ -147,3 +151,57 @@ def test_what_is_common_of_a_model_in_mxfp4() -> None:
         True, True, False, False,
     ]  # fmt: skip
     assert [registry.common(name) for name in ("bf16", "mxfp4")] == [True, False]
+
+
+def deep(levels: int) -> Any:
+    """A name in so many lists."""
+    value: Any = "self_attn.q_proj"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_lists_of_any_depth_and_length(tmp_path: Path) -> None:
+    """Deeper than any file needs, or longer than any model has modules: refused by name."""
+    base = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    assert size(model(**base, modules_in_block_to_quantize=deep(3))) < DENSE
+    for levels in (40, 400, 800, 900, 940, 960, 980, 990, 5000):
+        path = tmp_path / "config.json"
+        nested = f'{"[" * levels}"self_attn.q_proj"{"]" * levels}'
+        text = json.dumps({**LLAMA, "quantization_config": {**base, "modules_in_block_to_quantize": "@"}})
+        path.write_text(text.replace('"@"', nested), encoding="utf-8")
+        with contextlib.suppress(MembudgetError):  # no RecursionError
+            assert size(build(str(path))) < DENSE
+    for number, code in ((10_000, None), (10_001, "modules_in_block")):
+        names = [[f"module{index}"] for index in range(number)]
+        if code:
+            with pytest.raises(FormatError, match=code):
+                size(model(**base, modules_in_block_to_quantize=names))
+        else:
+            assert size(model(**base, modules_in_block_to_quantize=names)) == DENSE
+    with pytest.raises(FormatError, match="modules_in_block"):
+        size(model(**base, modules_in_block_to_quantize=[["self_attn.q_proj", 3]]))
+
+
+def test_defaults_of_options() -> None:
+    """AutoRound's group of 128; HQQ's and mlx's 4 bits and group of 64; either name for a head that is packed."""
+    base = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
+    assert size(model(**base)) == size(model(**base, group_size=128))
+    packed = size(model(**base)) - (2 * TABLE - gptq(TABLE, 512, 256))
+    assert size(model(**base, lm_head=True)) == size(model(**base, quant_lm_head=True)) == packed
+    quant = {"weight_quant_params": {"nbits": 4, "group_size": 64}}
+    assert size(model(quant_method="hqq", quant_config={"weight_quant_params": {}})) == size(
+        model(quant_method="hqq", quant_config=quant)
+    )
+    assert size(model(quant_method="hqq", quant_config={"nbits": 4, "group_size": 64})) == size(
+        model(quant_method="hqq", quant_config=quant)
+    )
+    whole = build({**LLAMA, "quantization": {"bits": 4, "group_size": 64}})
+    assert size(build({**LLAMA, "quantization": {"bits": 4}})) == size(whole)
+    odd = build({**LLAMA, "hidden_size": 288, "quantization": {"bits": 4, "group_size": 64}})
+    names = {
+        item.name: item.dtype for tensor in odd.tensors for item in formats.of_config(odd.config).stored(tensor, odd)
+    }
+    assert names["model.layers.0.mlp.up_proj.weight"] == "BF16"  # 288 is no multiple of 64
+    assert names["model.layers.0.mlp.down_proj.weight"] == "U32"
+    assert names["model.norm.weight"] == "BF16"
