@@ -28,6 +28,24 @@ OUT = ROOT / "fixtures" / "vllm_params.json"
 VOCABULARY = 1024
 #: Keys of which vLLM's classes read other spellings, or none.
 ONLY_TRANSFORMERS = {"ffn_hidden_size", "num_attention_heads_per_layer", "layer_types", "mlp_layer_types"}
+#: Types whose architecture vLLM knows by another name than transformers' class, with keys that only the hub's files
+#: have.  vLLM asks transformers for the type: one that is too old for it may be shadowed (PYTHONPATH).
+HUB: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone": ("ExaoneForCausalLM", {}),
+    "internlm3": ("InternLM3ForCausalLM", {}),
+    "iquestcoder": ("IQuestCoderForCausalLM", {}),
+    "mimo_v2_flash": (
+        "MiMoV2FlashForCausalLM",
+        {
+            "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "swa_num_attention_heads": 6,
+            "swa_num_key_value_heads": 6, "swa_head_dim": 64, "swa_v_head_dim": 48, "sliding_window_size": 128,
+            "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+            "attention_value_scale": 0.707, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "swa_rope_theta": 1e4,
+            "layernorm_epsilon": 1e-5, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+            "attention_bias": False, "sliding_window": 128,
+        },
+    ),
+}  # fmt: skip
 #: Prints which of these classes vLLM has itself.
 KNOWN = """
 import json, sys
@@ -52,6 +70,10 @@ def asked(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _class(name: str, row: dict[str, Any]) -> str:
+    return HUB[name][0] if name in HUB else str(row.get("class", ""))
+
+
 def main() -> None:
     """Ask and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,8 +91,8 @@ def main() -> None:
         name
         for name, row in sorted(census.items())
         if name not in TOWERS and name not in UNBUILDABLE
-        and own.get(row.get("class", "")) and len(row["random"]) > args.draw
-        and ".transformers" not in own[row["class"]] and (not args.types or name in args.types)
+        and own.get(_class(name, row)) and len(row["random"]) > args.draw
+        and ".transformers" not in own[_class(name, row)] and (not args.types or name in args.types)
     ][part - 1 :: parts]  # fmt: skip
     jobs, configs = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -78,8 +100,9 @@ def main() -> None:
             row = census[name]
             place = pathlib.Path(folder, name)
             place.mkdir()
-            configs.append(raw(name, asked(row["random"][args.draw]["config"]), row.get("under")))
-            document = {"architectures": [row["class"]], "torch_dtype": "bfloat16", **configs[-1]}
+            config = raw(name, asked(row["random"][args.draw]["config"]), row.get("under"))
+            configs.append({**config, **(HUB[name][1] if name in HUB else {})})
+            document = {"architectures": [_class(name, row)], "torch_dtype": "bfloat16", **configs[-1]}
             (place / "config.json").write_text(json.dumps(document), encoding="utf-8")
             jobs.append({
                 "model": str(place), "platform": "cuda", "capability": [9, 0], "total_bytes": 80 * 2**30,

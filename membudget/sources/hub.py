@@ -1,7 +1,7 @@
 """Repositories on the hub, through huggingface_hub: its token, retries, cache and endpoint.
 
-safetensors headers come through its own ranged reads (a progress bar when there are
-several shards), GGUF headers through ours.  Configs are saved for offline use by `fetch`.
+Headers come through ranged reads of our own, which end where the header does.  Configs are
+saved for offline use by `fetch`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from membudget.checkpoint import gguf_file, safetensors_file
 from membudget.checkpoint.entries import Checkpoint, CheckpointError, StoredFile, StoredTensor
 from membudget.checkpoint.reading import INDEX, gguf_models, join, join_splits, read_path, split_names
-from membudget.checkpoint.safetensors_json import MAX_HEADER, check_entry, parse_index
+from membudget.checkpoint.safetensors_json import MAX_HEADER, parse_header, parse_index
 from membudget.errors import NOT_AVAILABLE
 from membudget.model.config import MAX_CONFIG_BYTES
 from membudget.sources.cache import cache_folder, is_offline, snapshot
@@ -29,6 +30,9 @@ from membudget.text.sanitize import shown
 
 #: First read of a GGUF header; then four times as much, until the header is complete.
 _WINDOW = 2 * 2**20
+#: First read of a safetensors file: most headers of shards are shorter.  Shards that are asked at once.
+_FIRST, _AT_ONCE = 100_000, 8
+_LESS = "the server sent less of the header than the file holds"
 
 
 class HubNotReached(CheckpointError):
@@ -101,10 +105,9 @@ def _read(api: Any, repo: str, revision: str | None, file: str | None) -> Checkp
     if file is not None and file not in sizes:
         raise CheckpointError(repo, None, f"has no file {shown(file)} at its top level")
     if file is None and ("model.safetensors" in sizes or INDEX in sizes):
-        return _safetensors(api, repo, revision, sizes)
+        return _safetensors(repo, revision, sizes)
     if file is not None and file.endswith(".safetensors"):
-        metadata = api.parse_safetensors_file_metadata(repo, file, revision=revision)
-        return join([_convert(file, metadata, sizes.get(file), repo)], repo, None, None, repo)
+        return join([_header(repo, file, revision, sizes[file])], repo, None, None, repo)
     first = gguf_models(sizes)
     if file is None and len(first) > 1:
         raise CheckpointError(repo, None, f"has {len(first)} GGUF models; name one, as {repo}/{first[0]}")
@@ -113,30 +116,37 @@ def _read(api: Any, repo: str, revision: str | None, file: str | None) -> Checkp
     return _gguf(api, repo, revision, file or first[0], sizes)
 
 
-def _safetensors(api: Any, repo: str, revision: str | None, sizes: dict[str, int]) -> Checkpoint:
-    found = api.get_safetensors_metadata(repo, revision=revision)
-    parts = [_convert(name, metadata, sizes.get(name), repo) for name, metadata in sorted(found.files_metadata.items())]
-    total = (found.metadata or {}).get("total_size")
-    total = int(total) if isinstance(total, (int, float)) else None
-    return join(parts, repo, total, found.weight_map if found.sharded else None, f"{repo}/{INDEX}")
+def _safetensors(repo: str, revision: str | None, sizes: dict[str, int]) -> Checkpoint:
+    """One file, or the shards of the index: of each its header."""
+    if "model.safetensors" in sizes:
+        return join([_header(repo, "model.safetensors", revision, sizes["model.safetensors"])], repo, None, None, repo)
+    source = f"{repo}/{INDEX}"
+    if sizes[INDEX] > MAX_HEADER:
+        raise CheckpointError(source, None, f"has {sizes[INDEX]:,} bytes; at most {MAX_HEADER:,} are read")
+    weights, total = parse_index(_span(repo, INDEX, revision, 0, sizes[INDEX]), source)
+    names = sorted(set(weights.values()))
+    missing = [name for name in names if name not in sizes]
+    if missing:
+        raise CheckpointError(source, None, f"names {shown(missing[0])}, which is not there")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        parts = list(pool.map(lambda name: _header(repo, name, revision, sizes[name]), names))
+    return join(parts, repo, total, weights, source)
 
 
-def _convert(
-    name: str, metadata: Any, size: int | None, repo: str
+def _header(
+    repo: str, name: str, revision: str | None, size: int
 ) -> tuple[list[StoredTensor], StoredFile, dict[str, Any]]:
-    """The library's parse of one header, checked by the same rules as a file on disk."""
-    end = max((tensor.data_offsets[1] for tensor in metadata.tensors.values()), default=0)
-    start = size - end if size is not None else 0
+    """One file's header, by the same rules as that of a file on disk."""
     path = f"{repo}/{name}"
-    entries = []
-    for key, tensor in metadata.tensors.items():
-        first, last = tensor.data_offsets
-        entry = StoredTensor(key, tensor.dtype, tuple(tensor.shape), last - first, name, start + first)
-        check_entry(entry, path, 8)
-        entries.append(entry)
-    safetensors_file.check_layout(entries, path, start, size)
-    file = StoredFile(name, size, start if size is not None else None)
-    return entries, file, dict(metadata.metadata or {})
+    content = _span(repo, name, revision, 0, min(_FIRST, size))
+    length = safetensors_file.header_length(content[:8], size, path)
+    if len(content) < 8 + length:
+        content += _span(repo, name, revision, len(content), 8 + length)
+    if len(content) < 8 + length:
+        raise CheckpointError(path, len(content), _LESS)
+    entries, metadata = parse_header(content[8 : 8 + length], path, name)
+    safetensors_file.check_layout(entries, path, 8 + length, size)
+    return entries, StoredFile(name, size, 8 + length), metadata
 
 
 def _gguf(api: Any, repo: str, revision: str | None, file: str, sizes: dict[str, int]) -> Checkpoint:
@@ -164,29 +174,35 @@ def _remote_header(repo: str, name: str, revision: str | None, size: int) -> ggu
             return gguf_file.parse_header(content, size, f"{repo}/{name}", name)
         except gguf_file.NeedMore:
             continue
-    raise CheckpointError(f"{repo}/{name}", len(content), "the server sent less of the header than the file holds")
+    raise CheckpointError(f"{repo}/{name}", len(content), _LESS)
 
 
 def _windows(repo: str, name: str, revision: str | None, size: int) -> Iterator[bytes]:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
-
-    url = hf_hub_url(repo, name, revision=revision)
     content, want = b"", _WINDOW
     while True:
         want = min(want, size, gguf_file.MAX_HEADER)
-        # packed bytes have no ranges, and would unpack to more than was asked for
-        span = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={len(content)}-{want - 1}"}
-        with stream(url, span) as response:
-            hf_raise_for_status(response)
-            # A server without ranges sends the whole file: of that only the start is read.
-            if response.status_code != 206 and content:
-                raise CheckpointError(f"{repo}/{name}", len(content), "the server does not honour range requests")
-            content += limited(response, want - len(content))
+        content += _span(repo, name, revision, len(content), want)
         yield content
         if len(content) < want or want in (size, gguf_file.MAX_HEADER):
             return
         want *= 4
+
+
+def _span(repo: str, name: str, revision: str | None, first: int, end: int) -> bytes:
+    """The bytes [first, end) of a file, never more of them, whatever the server sends."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    if end <= first:
+        return b""
+    # packed bytes have no ranges, and would unpack to more than was asked for
+    span = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={first}-{end - 1}"}
+    with stream(hf_hub_url(repo, name, revision=revision), span) as response:
+        hf_raise_for_status(response)
+        # A server without ranges sends the whole file: of that only the start is read.
+        if response.status_code != 206 and first:
+            raise CheckpointError(f"{repo}/{name}", first, "the server does not honour range requests")
+        return limited(response, end - first)
 
 
 def fetch(repos: Iterable[str], dest: str) -> list[Fetched]:

@@ -34,7 +34,7 @@ class Hub:
     def __init__(self, root: Path) -> None:
         self.root, self.log, self.closed = root, [], set[str]()
         self.log: list[tuple[str, str, str | None, str | None, int]] = []
-        self.honour_ranges = True
+        self.honour_ranges, self.endless = True, False
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -104,7 +104,10 @@ class Hub:
                 self.send_header("Accept-Ranges", "bytes")
                 self.send_header("ETag", f'"{path.name}-{size}"')
                 self.send_header("X-Repo-Commit", COMMIT)
-                self.send_header("Content-Length", str(last - first + 1))
+                if hub.endless:
+                    self.close_connection = True
+                else:
+                    self.send_header("Content-Length", str(last - first + 1))
                 self.end_headers()
                 sent = 0
                 if body:
@@ -117,6 +120,9 @@ class Hub:
                                 self.wfile.write(piece)
                                 left -= len(piece)
                                 sent += len(piece)
+                            while hub.endless and sent < 2**30:
+                                self.wfile.write(bytes(65536))
+                                sent += 65536
                         except (BrokenPipeError, ConnectionResetError):
                             self.close_connection = True
                 hub.log.append((self.command, path.name, wanted, self.headers.get("authorization"), sent))
@@ -224,6 +230,29 @@ def test_gguf_repository(hub: Hub, tmp_path: Path, model: Get) -> None:
     assert sum(sent for *_, sent in hub.log) < 100_000_000  # not the file's 2.5 GB
 
 
+def test_a_body_that_never_ends(hub: Hub, tmp_path: Path) -> None:
+    """Of an index and of headers as much is read as was asked for, whatever the server sends and says of its length."""
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": ("BF16", (64, 64)) for n in range(1200)}
+    names = list(tensors.items())
+    write_safetensors(repository(hub, "org/one") / "model.safetensors", tensors)
+    write_shards(repository(hub, "org/two"), [dict(names[:600]), dict(names[600:])])
+    hub.endless = True
+    for repo, most in (("org/one", 2), ("org/two", 4)):
+        hub.log.clear()
+        done = ask(hub, tmp_path, SHOW.format(repo=repo))
+        entries, *_ = shown(done)
+        assert len(entries) == 1200
+        for _, _, wanted, _, sent in [row for row in hub.log if row[0] == "GET"]:
+            assert wanted
+            assert sent < 2**25  # what the sockets hold of it
+        assert 0 < len([row for row in hub.log if row[0] == "GET"]) <= most
+    hub.honour_ranges = False
+    hub.log.clear()
+    done = ask(hub, tmp_path, SHOW.format(repo="org/one"))
+    assert "does not honour range requests" in done.stderr
+    assert all(row[4] < 2**25 for row in hub.log)
+
+
 def test_split_gguf_and_choice(hub: Hub, tmp_path: Path, model: Get) -> None:
     """A split GGUF is one model; of several the user names one."""
     pytest.importorskip("gguf", reason="the gguf library is in the [test] extra")
@@ -269,7 +298,9 @@ def test_locate_and_fetch(hub: Hub, tmp_path: Path) -> None:
         ("org/closed", "read", "closed: accept its licence on the hub and log in"),
         ("org/empty", "locate", "has neither model.safetensors.*name the base model"),
         ("org/empty", "read", "has neither model.safetensors, model.safetensors.index.json nor a .gguf file"),
-        ("org/broken", "read", "the hub could not be asked"),
+        ("org/broken", "read", "the header is not a JSON object"),
+        ("org/gap", "read", "names 'b.safetensors', which is not there"),
+        ("org/short", "read", "5 bytes are no safetensors file"),
         ("org/liar", "read", "'b' leaves a hole of 1 bytes after 'a'"),
     ],
 )
@@ -279,6 +310,8 @@ def test_what_the_hub_refuses(name: str, kind: str, message: str, hub: Hub, tmp_
     repository(hub, "org/closed")
     hub.closed.add("org/closed")
     (repository(hub, "org/broken") / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not JSON at all.")
+    (repository(hub, "org/gap") / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    (repository(hub, "org/short") / "model.safetensors").write_bytes(b"12345")
     header = {"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}
     header["b"] = {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]}
     text = json.dumps(header).encode()
