@@ -17,7 +17,17 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, load
 from membudget.engines.vllm.oracle.asking import ENV, find_python
 from membudget.measure import guard
-from membudget.measure.serve import CannotServe, Serving, compared, flags, node_flags, outlook, serve, serving
+from membudget.measure.serve import (
+    CannotServe,
+    Serving,
+    compared,
+    flags,
+    node_flags,
+    outlook,
+    serve,
+    serving,
+    version_of,
+)
 from membudget.measure.status import Status
 from membudget.report.failure import subject
 from membudget.report.worksheet import failure
@@ -73,7 +83,7 @@ def made_for(config: pytest.Config, budget: Budget, *extra: str) -> Serving:
         if place and os.path.isdir(place) and any(entry.endswith(".safetensors") for entry in os.listdir(place)):
             checkpoint = place
     try:
-        return serving(budget, vllm, checkpoint=checkpoint, extra=extra)
+        return serving(budget, vllm, checkpoint=checkpoint, extra=extra, version=version_of(vllm))
     except CannotServe as error:
         pytest.skip(str(error))
 
@@ -146,6 +156,8 @@ def test_flags_are_vllms_own() -> None:
         *("--max-model-len", "2048", "--max-num-batched-tokens", "2048", "--dtype", "float16"),
         *("--kv-cache-dtype", "auto", "--kv-cache-memory-bytes", "268435456", "--enforce-eager"),
     ]
+    named = serving(budget, "python").command
+    assert named[named.index("--max-num-seqs") + 1] == "256"  # of a step, which the profile run depends on
     two = replace(budget, machines=2, tensor_parallel=2)
     assert flags(two)[-4:] == ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "1"]
     with pytest.raises(CannotServe, match="names 2 machines"):

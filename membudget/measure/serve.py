@@ -10,29 +10,28 @@ start where what vLLM may claim does not leave the reserve, and kills all of it 
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from membudget.budgets.budget import Budget
-from membudget.budgets.schema import measure_defaults
-from membudget.engines.vllm.engine import VllmDetails
 from membudget.engines.vllm.logs.log import parse_file
-from membudget.engines.vllm.logs.record import EngineLog, Figure
 from membudget.engines.vllm.options import DECLARED
-from membudget.errors import MembudgetError
 from membudget.host import shared as host
 from membudget.host import system
 from membudget.host.limits import default_floor
 from membudget.measure import guard, lock
-from membudget.measure.comparison import Comparison, Row, Unit, judged
+from membudget.measure.comparison import Comparison
 from membudget.measure.container import contained
-from membudget.measure.device import free_on_card
+from membudget.measure.device import available_on, free_on_card
+from membudget.measure.served import DECODE, CannotServe, Serving, compared, predictions, served_budget, together
 from membudget.measure.status import Status
 from membudget.planning.capacity import engine_limit
 from membudget.planning.ledger import Ledger, predict
@@ -41,32 +40,16 @@ from membudget.units import GIB, both, short
 
 #: Seconds until a server must answer: a large model is read from disk first.
 SECONDS, SECONDS_CPU = 3600.0, 600.0
+#: Seconds that a python may take to say which vLLM it has.
+VERSION_SECONDS = 120.0
 #: What the processes of one CPU server hold beside weights and pool: three that have imported vLLM.
 CPU_PROCESSES = 3 * GIB
 #: Where the head of several machines is reached, for vLLM's own multi-node executor; or a Ray cluster.
 MASTER, RAY = "MEMBUDGET_MASTER_ADDR", "RAY_ADDRESS"
-_GROUP = "served"
 #: The one engine that is served here.
 SERVED = DECLARED.name
 _DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FLAGS = ("max_num_seqs", "block_size", "kv_cache_memory_bytes")
-
-
-class CannotServe(MembudgetError):
-    """A budget that says too little, or asks for what vLLM has no flag for: says what to change."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What will be started."""
-
-    budget: Budget
-    command: tuple[str, ...]  # without a port
-    model: str  # what stands for the model in `command`
-    dummy: bool  # random weights
-    claim: int  # bytes that it may take
-    why: str  # where the claim comes from
-    rows: tuple[Row, ...]  # predictions, unmeasured
 
 
 def server_command(vllm: str, model: str, arguments: Sequence[str]) -> list[str]:
@@ -151,6 +134,20 @@ def node_flags(budget: Budget, node: int = 0, environment: dict[str, str] | None
     return [*out, "--headless"] if node else out
 
 
+def version_of(python: str) -> str:
+    """The version of the vLLM that a python has; "" for another command, or where it does not say."""
+    code = "from importlib.metadata import version; import vllm; print(getattr(vllm, '__version__', version('vllm')))"
+    try:
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    found = re.findall(r"^v?(\d+\.\d+\.\d+)", done.stdout, re.MULTILINE)
+    return found[-1] if done.returncode == 0 and found else ""
+
+
 def serving(
     budget: Budget, vllm: str, *, checkpoint: str | None = None, extra: Sequence[str] = (), version: str = ""
 ) -> Serving:
@@ -158,13 +155,18 @@ def serving(
 
     extra: more flags, last.  Raises `CannotServe`, and `ValueError` where nothing can be predicted.
     """
-    ledger = predict(served_budget(budget, version))
+    budget = served_budget(budget, version)
+    ledger = predict(budget)
     model = checkpoint or "MODEL"
     arguments = [*flags(budget), *node_flags(budget), *([] if checkpoint else ["--load-format", "dummy"])]
     arguments += ["--skip-tokenizer-init", "--served-model-name", "membudget", "--host", "127.0.0.1", *extra]
     claim, why = _claim(budget, ledger)
-    rows = tuple(_predictions(budget, ledger))
-    return Serving(budget, tuple(server_command(vllm, model, arguments)), model, checkpoint is None, claim, why, rows)
+    rows, ranges = predictions(budget, ledger)
+    command = tuple(server_command(vllm, model, arguments))
+    many = together(budget, ledger)
+    return Serving(
+        budget, command, model, checkpoint is None, claim, why, tuple(rows), ranges, version, many
+    )  # fmt: skip
 
 
 def _claim(budget: Budget, ledger: Ledger) -> tuple[int, str]:
@@ -180,38 +182,6 @@ def _claim(budget: Budget, ledger: Ledger) -> tuple[int, str]:
     assert limit is not None
     share = budget.engine.gpu_memory_utilization
     return limit, f"gpu_memory_utilization {share} of {both(budget.machine.cuda_total or budget.capacity)}"
-
-
-def served_budget(budget: Budget, version: str) -> Budget:
-    """The budget as it is started: with the step that its flags name, by the rules of the version that runs."""
-    options = {**budget.engine.options, **({"version": version} if version else {})}
-    engine = replace(budget.engine, max_num_batched_tokens=budget.engine.step_tokens, options=options)
-    return replace(budget, engine=engine)
-
-
-def _predictions(budget: Budget, ledger: Ledger) -> list[Row]:
-    """Weights, memory for the pool, blocks, tokens and concurrency, each with what it may differ by."""
-    allowed = {**measure_defaults(), **budget.measure}
-    answer, details = ledger.answer, ledger.answer.details
-    if answer.starts:
-        raise CannotServe(f"vLLM would refuse to start: {answer.starts[0].text}")
-    assert isinstance(details, VllmDetails)  # `flags` has refused other engines
-    start, pool = details.start, details.start.pool
-    weights = start.parts[0][0]  # the head's log is that of rank 0
-    rows = [Row("served.weights", _GROUP, weights.bytes, allowed=allowed["weights"], why=weights.why)]
-    if "kv_cache_memory_bytes" not in budget.engine.options:
-        beside = sum(part.bytes for part in start.parts[0])
-        why = f"{both(answer.limit or 0)} claimed less {both(beside)} of weights, step and overhead"
-        rows.append(Row("available_kv", _GROUP, start.stages[0], allowed=allowed["available_kv"], why=why))
-    why = f"{both(pool.available)} / {pool.bytes_per_block:,} bytes a block"
-    counts = (("num_blocks", pool.num_blocks), ("pool_tokens", pool.tokens))
-    rows += [Row(name, _GROUP, size, unit=Unit.COUNT, allowed=allowed[name], why=why) for name, size in counts]
-    hundredths = round(pool.max_concurrency * 100)
-    rows.append(
-        Row("max_concurrency_x100", _GROUP, hundredths, unit=Unit.COUNT, allowed=allowed["max_concurrency"],
-            why=f"{pool.num_blocks:,} blocks / {pool.blocks_per_request:,} a request of {pool.request_len:,} tokens")
-    )  # fmt: skip
-    return rows
 
 
 def refused(made: Serving, available: Callable[[], int | None] = system.available) -> str | None:
@@ -270,9 +240,11 @@ def serve(
     wait: float = 0.0,
     report: Callable[[dict[str, Any]], None] | None = None,
     environment: dict[str, str] | None = None,
+    keep: str | None = None,
 ) -> Comparison:
-    """Start, wait until it answers, ask for its figures and one completion, end it, compare.
+    """Start, wait until it answers, ask for its figures and completions, end it, compare.
 
+    keep: where its log is kept.
     Never leaves a process of it alive.  Raises `membudget.measure.lock.Busy`.
     """
     with tempfile.TemporaryDirectory(prefix="membudget-serve-") as folder, lock.machine_lock(lock_file, wait):
@@ -291,9 +263,14 @@ def serve(
         log = os.path.join(folder, "vllm.log")
         own = limits(made)
         request = {"command": command, "log": log, "seconds": own.seconds - 30, "name": "membudget"}
-        before = available()
+        if made.together:
+            tokens = made.budget.ctx - DECODE
+            request["together"] = {"users": made.together, "prompt": tokens, "tokens": DECODE}
+        before, pool = available(), available_on(made.budget.machine)
+        empty, fullest = pool(), _Fullest(pool, report)
         outcome = guard.run(
-            [sys.executable, "-u", "-m", "membudget.measure.server"], request, own, available=available, report=report,
+            [sys.executable, "-u", "-m", "membudget.measure.server"], request, own,
+            available=available, report=fullest.hear,
             container=inside.container,
             environment={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **(environment or {})},
         )  # fmt: skip
@@ -302,60 +279,27 @@ def serve(
             outcome = replace(outcome, status=status, why=f"{outcome.why}; {guard.not_back(missing)}")
         tail = _tail(log)
         engines = parse_file(log) if os.path.exists(log) else []
-    return compared(made, outcome, engines, tail)
+        if keep and os.path.exists(log):
+            shutil.copyfile(log, keep)
+    fell = empty - fullest.least if empty is not None and fullest.least is not None else None
+    return compared(made, outcome, engines, tail, fell)
 
 
-def compared(made: Serving, outcome: guard.Outcome, engines: Sequence[EngineLog], tail: str = "") -> Comparison:
-    """The predictions with what the log and /metrics say."""
-    said = (outcome.result or {}).get("metrics", {})
-    engine = engines[-1] if engines else None
-    rows = [_measured(row, engine, said) for row in made.rows]
-    asked = (outcome.result or {}).get("completion_tokens")  # an integer: the child has seen to it
-    answered = Row(
-        "answered", _GROUP, 4, unit=Unit.COUNT, allowed=measure_defaults()["kv_cache"], why="tokens asked for"
-    )
-    rows.append(judged(answered, asked, "" if asked is not None else "no answer"))
-    versions = {"vllm": engine.version} if engine is not None and engine.version else {}
-    status, why = outcome.status, outcome.why
-    if status == Status.DONE and (outcome.result or {}).get("error"):
-        status, why = Status.CRASHED, str((outcome.result or {})["error"])
-    detail = "" if status is Status.DONE else "\n".join(filter(None, [outcome.stderr, tail]))
-    return Comparison(
-        made.budget.id, tuple(rows), status, "" if status is Status.DONE else why, detail, versions, outcome.stages,
-        outcome.seconds, outcome.lowest,
-    )  # fmt: skip
+class _Fullest:
+    """The least that was usable on the device while the server stood, at its own reports."""
 
+    def __init__(self, pool: Callable[[], int | None], report: Callable[[dict[str, Any]], None] | None) -> None:
+        self.least: int | None = None
+        self._pool, self._report = pool, report
 
-#: Line -> (figure of the log, label of vllm:cache_config_info).
-_SAID = {
-    "served.weights": ("weights", ""),
-    "available_kv": ("available_kv", ""),
-    "num_blocks": ("num_blocks", "num_gpu_blocks"),
-    "pool_tokens": ("kv_tokens", "kv_cache_size_tokens"),
-    "max_concurrency_x100": ("max_concurrency", "kv_cache_max_concurrency"),
-}
-
-
-def _measured(row: Row, engine: EngineLog | None, metrics: dict[str, str]) -> Row:
-    figure, label = _SAID[row.name]
-    times = 100 if row.name.endswith("_x100") else 1
-    exact = _number(metrics.get(label, ""))
-    if exact is not None:
-        return judged(row, round(exact * times), "by /metrics")
-    found: Figure | None = engine.get(figure) if engine is not None else None
-    if found is None:
-        return replace(row, note="the log does not say it")
-    if found.low * times <= row.predicted <= found.high * times:
-        return judged(row, row.predicted, f"printed as {found.printed}")
-    return judged(row, round(float(found.value) * times), f"printed as {found.printed}")
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:  # "None", or nothing
-        return None
-    return number if math.isfinite(number) else None
+    def hear(self, stage: dict[str, Any]) -> None:
+        """Look at the device, and hand the report on."""
+        if stage.get("stage") in ("ready", "together"):
+            now = self._pool()
+            if now is not None:
+                self.least = now if self.least is None else min(self.least, now)
+        if self._report is not None:
+            self._report(stage)
 
 
 def _tail(log: str, lines: int = 25, most: int = 2**16) -> str:
@@ -371,5 +315,5 @@ def _tail(log: str, lines: int = 25, most: int = 2**16) -> str:
 
 __all__ = [
     "CannotServe", "Serving", "compared", "flags", "node_flags", "refused", "serve", "server_command",
-    "serving",
+    "serving", "version_of",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """The process that holds a server: `python -m membudget.measure.server`, started by `membudget.measure.guard`.
 
-One JSON request comes in: {"command", "log", "seconds", "name"}.  It starts the command on a free port, waits until
-/health answers, reads /metrics, asks for one completion, and ends it; {"result": ...} goes out last.  The server
-stays in this process group: whoever ends the group ends the server.
+One JSON request comes in: {"command", "log", "seconds", "name", "together"}.  It starts the command on a free port,
+waits until /health answers, reads /metrics, asks for one completion, then for all users' at once (`together`), and
+ends it; {"result": ...} goes out last.  The server stays in this process group: whoever ends the group ends the server.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from typing import Any
 
 _METRIC = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_PREEMPTED = re.compile(
+    r"^vllm:num_preemptions(?:_total)?(?:\{[^}]*\})? ([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]+)?)$", re.MULTILINE
+)
 #: This machine is never asked through a proxy, whatever http_proxy says.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 #: Bytes that are read of one answer, and that a log may have before the server answers.
 MAX_ANSWER, MAX_LOG = 2**24, 2**28
 #: Seconds that a server may take to end after Ctrl-C.
 _END = 60.0
+#: Seconds that all users' prompts may take together.
+TOGETHER = 1800.0
 
 
 def main() -> int:
@@ -85,12 +90,50 @@ def _asked(server: subprocess.Popen[bytes], port: int, request: dict[str, Any]) 
         )
         with _OPENER.open(asked, timeout=300) as answer:
             out["completion_tokens"] = _tokens(answer.read(MAX_ANSWER))
+        if request.get("together"):
+            out |= _together(url, request["name"], **request["together"])
     except (OSError, HTTPException) as error:
         out["error"] = f"the server answered no request: {error}"
     except ValueError as error:
         out["error"] = f"the server's answer to a completion is not vLLM's: {error}"
     say({"stage": "asked"})
     return out
+
+
+def _together(url: str, name: str, users: int, prompt: int, tokens: int) -> dict[str, Any]:
+    """All users' prompts of full length at once: how many got all of their tokens, and how often one had to wait.
+
+    Each prompt begins with a token of its own, so that no block is shared.
+    """
+    answered: list[int] = []
+    said: list[str] = []
+
+    def ask(user: int) -> None:
+        words = [user + 1, *[1] * (prompt - 1)]
+        body = {"model": name, "prompt": words, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        asked = urllib.request.Request(
+            url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with _OPENER.open(asked, timeout=TOGETHER) as answer:
+                answered.append(_tokens(answer.read(MAX_ANSWER)))
+        except (OSError, HTTPException, ValueError) as error:
+            said.append(f"one of them: {error}")
+
+    threads = [threading.Thread(target=ask, args=(user,), daemon=True) for user in range(users)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found: dict[str, Any] = {"together": sum(number == tokens for number in answered)}
+    if said:
+        found["together_said"] = said[0][:300]
+    say({"stage": "together"})
+    with contextlib.suppress(OSError, HTTPException), _OPENER.open(url + "/metrics", timeout=30) as answer:
+        counts = _PREEMPTED.findall(answer.read(MAX_ANSWER).decode("utf-8", "replace"))
+        if counts:
+            found["preemptions"] = round(sum(float(count) for count in counts))
+    return found
 
 
 def _tokens(body: bytes) -> int:
