@@ -23,7 +23,8 @@ from membudget.host.detect import DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.measure.comparison import Comparison, Row
 from membudget.measure.device import device_of
-from membudget.measure.plan import CannotMeasure, Plan, plan
+from membudget.measure.plan import plan
+from membudget.measure.planned import CannotMeasure, Plan
 from membudget.measure.progress import Progress
 from membudget.measure.run import Job, Settings, measure, measure_all, outlook
 from membudget.report import samples

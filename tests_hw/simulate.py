@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from membudget.units import GIB
 from tests_hw.cudasim import Card, On
 
 ROOT = Path(__file__).parents[1]
+#: What is broken on purpose once the model is there (`tests_hw.faults`).
+Fault = Callable[[Any], None] | None
 
 
 class CardMeter(Meter):
@@ -39,8 +41,8 @@ class CardMeter(Meter):
 
     name = "cuda"
 
-    def __init__(self, ceiling: int) -> None:
-        self.card = Card(ceiling)
+    def __init__(self, card: Card) -> None:
+        self.card = card
 
     def allocated(self) -> int:
         """requested_bytes."""
@@ -82,7 +84,7 @@ class CardMeter(Meter):
 class SimulatedBench(steps.Bench):
     """A bench whose model is on the card already."""
 
-    def __init__(self, request: dict[str, Any], meter: CardMeter, mode: On, workspace: int) -> None:
+    def __init__(self, request: dict[str, Any], meter: CardMeter, mode: On, workspace: int, fault: Fault) -> None:
         gc.unfreeze()
         gc.collect()
         super().__init__(request, meter, lambda *_: None)
@@ -90,6 +92,9 @@ class SimulatedBench(steps.Bench):
         self.made = fakes.fused(request["config"], request["dtype"], fakes.Target("cuda"), "cpu")
         self.model, self.attention = self.made.model, "sdpa"
         base = meter.card.requested
+        if fault is not None:
+            with self.made.mode, mode:
+                fault(self)
         for module in self.model.modules():
             for tensor in [*module._parameters.values(), *module._buffers.values()]:
                 if tensor is not None:
@@ -103,9 +108,20 @@ class SimulatedBench(steps.Bench):
 
 
 def simulate(
-    budget: Budget, only: Iterable[str] | None = None, workspace: int = fakes.WORKSPACE, tell: Any = None
+    budget: Budget,
+    only: Iterable[str] | None = None,
+    workspace: int = fakes.WORKSPACE,
+    tell: Any = None,
+    *,
+    fault: Fault = None,
+    runs: Mapping[str, Any] | None = None,
+    card: type[Card] = Card,
 ) -> tuple[Row, ...]:
-    """The worksheet of a CUDA budget on the simulated card.  workspace: cuBLAS's, 8.125 MiB or 32 MiB on Hopper."""
+    """The worksheet of a CUDA budget on the simulated card.  workspace: cuBLAS's, 8.125 MiB or 32 MiB on Hopper.
+
+    fault: commits a fault in what is measured.  runs: keys of the config.json that runs, where it is another model than
+    the one that was predicted.  card: the card's class, for cards with faults of their own.
+    """
     made = plan(budget, "cuda")
     wanted = None if only is None else set(only)
     made = made if wanted is None else made.only(wanted)
@@ -120,7 +136,8 @@ def simulate(
             if step["do"].startswith("trace"):
                 found[name] = early.run_early(request, step, lambda *_: None)
             else:
-                found[name] = _measured(request, informed(step, found), made.traced(found), workspace)
+                measured = {**request, "config": {**request["config"], **(runs or {})}}
+                found[name] = _measured(measured, informed(step, found), made.traced(found), workspace, fault, card)
         except models.CannotBuild as error:
             found[name] = {"unknown": str(error)}
         except Exception as error:
@@ -130,21 +147,35 @@ def simulate(
     return rows(made, found)
 
 
-def _measured(request: dict[str, Any], step: dict[str, Any], made: Any, workspace: int) -> dict[str, Any]:
+def _measured(
+    request: dict[str, Any], step: dict[str, Any], made: Any, workspace: int, fault: Fault, card: type[Card]
+) -> dict[str, Any]:
     own = _group(step) in ("break", "edge")
     ceiling = made.ceiling if own else made.peak * 5 // 4 + GIB
-    meter = CardMeter(ceiling)
+    meter = CardMeter(card(ceiling))
     mode = On(meter.card)
-    bench = SimulatedBench({**request, "ceiling": ceiling}, meter, mode, workspace)
-    with bench.made.mode, torch.no_grad(), models.masks_as_in_production(), CudaKernels(), mode:
-        if step["do"] == "weights":
-            buffers = sum(int(t.untyped_storage().nbytes()) for t in bench.model.buffers())
-            return {
-                "bytes": bench.weights, "peak": bench.weights, "buffers": buffers, "named_buffers": {}, "wide": [],
-                "kept_wide": models.kept_wide(bench.model.config, request["dtype"]), "parameters": 0, "strays": [],
-            }  # fmt: skip
-        bench._warm_up()
-        return steps.STEPS[step["do"]](bench, step)
+    kept = dict(fakes._FAKES)
+    if fault is not None:  # it changes the model: one of its own
+        fakes._FAKES.clear()
+    try:
+        bench = SimulatedBench({**request, "ceiling": ceiling}, meter, mode, workspace, fault)
+        with bench.made.mode, torch.no_grad(), models.masks_as_in_production(), CudaKernels(), mode:
+            if step["do"] == "weights":
+                return _weights(bench, request["dtype"])
+            bench._warm_up()
+            return steps.STEPS[step["do"]](bench, step)
+    finally:
+        if fault is not None:
+            fakes._FAKES.clear()
+            fakes._FAKES.update(kept)
+
+
+def _weights(bench: SimulatedBench, dtype: str) -> dict[str, Any]:
+    buffers = sum(int(t.untyped_storage().nbytes()) for t in bench.model.buffers())
+    return {
+        "bytes": bench.weights, "peak": bench.weights, "buffers": buffers, "named_buffers": {}, "wide": [],
+        "kept_wide": models.kept_wide(bench.model.config, dtype), "parameters": 0, "strays": [],
+    }  # fmt: skip
 
 
 def main(path: str, groups: str = "", index: str = "0") -> int:

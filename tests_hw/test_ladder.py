@@ -18,7 +18,8 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, load
 from membudget.host.detect import detect
 from membudget.measure.comparison import Comparison
-from membudget.measure.plan import PREFLIGHT, Plan, plan
+from membudget.measure.plan import PREFLIGHT, plan
+from membudget.measure.planned import Plan
 from membudget.measure.run import Settings, measure, run_step, small_limits
 from membudget.report.worksheet import failure, lines
 from membudget.units import GIB

@@ -93,6 +93,17 @@ def environment_of(budget: Budget) -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": "auto"} if budget.machine.platform == "cpu" else {}
 
 
+def kept_log(config: pytest.Config, budget: Budget) -> str | None:
+    """Where a server's log is kept: beside the records, with --record."""
+    if not config.getoption("membudget_record", False):
+        return None
+    from membudget.history import here
+
+    folder = here.runs_folder(config.getoption("membudget_runs", None), str(config.rootpath))
+    os.makedirs(folder, exist_ok=True)
+    return os.path.join(folder, f"{budget.id.replace('/', '-')}.vllm.log")
+
+
 def test_served(served: Budget, request: pytest.FixtureRequest) -> None:
     """A real vLLM with the budget's flags says of its memory what was predicted, answers, and ends."""
     made = made_for(request.config, served)
@@ -101,7 +112,8 @@ def test_served(served: Budget, request: pytest.FixtureRequest) -> None:
         say_dry(request.config, f"{served.id}, served", text)
         pytest.skip("--dry-run: nothing is started; see the end of the report")
     lock = own_lock() if served.machine.platform == "cpu" else None
-    comparison = serve(made, lock_file=lock, wait=WAIT, environment=environment_of(served))
+    keep = kept_log(request.config, served)
+    comparison = serve(made, lock_file=lock, wait=WAIT, environment=environment_of(served), keep=keep)
     from membudget.history.lines import settings
     from membudget.history.recorder import prop, rows_to_lines
 

@@ -27,7 +27,8 @@ from membudget.history.here import machine, own_versions  # noqa: E402
 from membudget.host.available import gpus, missing  # noqa: E402
 from membudget.host.detect import detect  # noqa: E402
 from membudget.machines import get  # noqa: E402
-from membudget.measure.plan import Plan, plan  # noqa: E402
+from membudget.measure.plan import plan  # noqa: E402
+from membudget.measure.planned import Plan  # noqa: E402
 from membudget.measure.run import Settings, measure, refused  # noqa: E402
 from membudget.report import samples  # noqa: E402
 from membudget.report.worksheet import lines  # noqa: E402

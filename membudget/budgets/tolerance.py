@@ -21,7 +21,7 @@ COUNT = r"(?:0|[1-9][0-9]{0,18}|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,6})(?: ?(?:Ki|Mi)
 PERCENT = r"(?:0|[1-9][0-9]{0,5})(?:\.[0-9]{1,6})? ?%"
 _VALUE = {"bytes": SIZE, "count": COUNT}
 #: A percentage is kept in millionths of a percent.
-_MILLIONTHS = 10**6
+MILLIONTHS = 10**6
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Tolerance:
         if off < 0 and self.kind == "within+":
             return False
         if self.unit == "%":
-            return abs(off) * 100 * _MILLIONTHS <= self.amount * abs(expected)
+            return abs(off) * 100 * MILLIONTHS <= self.amount * abs(expected)
         return abs(off) <= self.amount
 
     def __str__(self) -> str:
         if self.kind == "exact":
             return "exact"
         if self.unit == "%":
-            whole, part = divmod(self.amount, _MILLIONTHS)
+            whole, part = divmod(self.amount, MILLIONTHS)
             amount = f"{whole}.{part:06}".rstrip("0").rstrip(".") + "%"
         else:
             amount = exact(self.amount) if self.unit == "bytes" else f"{self.amount:_}"
@@ -116,7 +116,7 @@ def parse(text: str, unit: str = "bytes") -> Tolerance:
         kind, amount = "within+", amount[1:]
     if amount.endswith("%"):
         whole, _, part = amount[:-1].strip().partition(".")
-        return Tolerance(kind, int(whole) * _MILLIONTHS + int(part.ljust(6, "0")), "%")
+        return Tolerance(kind, int(whole) * MILLIONTHS + int(part.ljust(6, "0")), "%")
     return Tolerance(kind, _number(amount, unit, rounded=True), unit)
 
 

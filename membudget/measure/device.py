@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from membudget.host import nvidia_smi, system
 from membudget.machines import Machine
-from membudget.measure.plan import PROCESS, Plan
+from membudget.measure.plan import PROCESS
+from membudget.measure.planned import Plan
 from membudget.units import short
 
 

@@ -5,8 +5,6 @@ Nothing is loaded here.  A `Plan` is what `--dry-run` prints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from membudget.budgets.budget import Budget
@@ -14,9 +12,9 @@ from membudget.budgets.schema import measure_defaults
 from membudget.budgets.tolerance import EXACT, Tolerance
 from membudget.engines import activations
 from membudget.engines.transformers.caches import cache_bytes
-from membudget.errors import MembudgetError
 from membudget.measure.comparison import Row, Unit
 from membudget.measure.need import Moment, Need, behind, bound, needed
+from membudget.measure.planned import CannotMeasure, Plan
 from membudget.units import GIB, short
 
 #: Formats whose tensors transformers holds as they are; others need an engine of their own.
@@ -36,8 +34,11 @@ PREFLIGHT = {"cap": GIB, "fits": GIB // 2, "over": 3 * GIB // 4}
 PREFLIGHT_CPU = {name: size // 64 for name, size in PREFLIGHT.items()}
 #: How far the ceilings of the sandwich stand from the predicted need, in percent.
 SANDWICH = 3
-#: Where every live tensor is counted nothing is approximate.
-EXACT_ON_CPU = ("weights", "kv_growth", "kv_cache", "activations", "max_users")
+#: Where every live tensor is counted nothing is approximate; on CUDA scratch memory inside one operation is not seen.
+EXACT_ON = {
+    "cpu": ("weights", "kv_growth", "kv_cache", "activations", "max_users"),
+    "cuda": ("weights", "kv_growth", "kv_cache"),  # requested_bytes: no remainders
+}
 
 
 #: What the memory at the edge is made of, in the order in which it adds up to the ceiling.
@@ -47,56 +48,6 @@ EDGE_PARTS = {
     "edge_fragmentation": "reserved by the allocator at the peak, and not allocated",
     "edge_unused": "of the ceiling: too little for one more user",
 }
-
-
-class CannotMeasure(MembudgetError):
-    """This budget cannot be measured here: says why, and what could be."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One measurement of one budget.
-
-    device: cpu, cuda or mps.  steps: what the worker is asked to do, in order.
-    rows: the predictions.  peak: the most bytes that all of it takes at once: an upper bound, and what
-    the trace says once there is one (`traced`).  peak_why: what says so.  moments: what `peak` is the most of.
-    ceiling: our own, under which breakages run.  dtype: of weights and cache.  weights: as predicted.
-    """
-
-    budget: Budget
-    device: str
-    dtype: str
-    steps: tuple[dict[str, Any], ...]
-    rows: tuple[Row, ...]
-    peak: int
-    ceiling: int
-    peak_why: str = ""
-    moments: tuple[Moment, ...] = ()
-    weights: int = 0
-
-    def traced(self, found: Mapping[str, Mapping[str, Any]]) -> Plan:
-        """The same plan with the peak that the trace says; `found`: figures by step."""
-        need = needed(self.weights, self.moments, found)
-        return replace(self, peak=need.bytes, peak_why=need.why)
-
-    def only(self, groups: Iterable[str]) -> Plan:
-        """The plan of some groups of lines: their lines, and the most that they take."""
-        wanted = set(groups)
-        rows = tuple(row for row in self.rows if row.group in wanted)
-        return replace(self, rows=rows, moments=tuple(m for m in self.moments if m.group in wanted)).traced({})
-
-    def text(self) -> str:
-        """What would be loaded and run, for people."""
-        lines = [f"{self.budget.id}: {self.budget.model.name}, {self.dtype}, on {self.device}"]
-        lines.append(f"  would take at most {short(self.peak)}; breakages stop at {short(self.ceiling)}")
-        lines.append(f"  the most is of {self.peak_why}")
-        lines += [f"  {step.get('name', step['do'])}: {_describe(step)}" for step in self.steps]
-        lines.append("  predicted")
-        for row in self.rows:
-            if row.predicted is not None:
-                value = short(row.predicted) if row.unit is Unit.BYTES else f"{row.predicted}"
-                lines.append(f"    {row.name} {value}: {row.why}")
-        return "\n".join(lines)
 
 
 def plan(budget: Budget, device: str, chunk: int = 0) -> Plan:
@@ -147,7 +98,7 @@ def tolerance(budget: Budget, name: str, device: str) -> Tolerance:
     said = budget.measure.get(name)
     if said is not None:
         return said  # type: ignore[no-any-return]
-    return EXACT if device == "cpu" and name in EXACT_ON_CPU else measure_defaults()[name]
+    return EXACT if name in EXACT_ON.get(device, ()) else measure_defaults()[name]
 
 
 class _Maker:
@@ -198,7 +149,7 @@ class _Maker:
             self.steps.append({"do": "context"})
             self.row("cuda_context", "context", None, "the first touch of the device", "cuda_context")
             self.steps.append({"do": "second_context"})
-            self.row("context_of_two", "context", None, "a second process has a context of its own", "activations")
+            self.row("context_of_two", "context", None, "a second process has a context of its own", "loading_peak")
         self.steps.append({"do": "weights"})
         self.row("weights", "weights", self.weights, budget.format.weigh(budget.model).why, "weights")
         self.row("buffers", "weights", None, "named tensors that are no parameters: rotary tables, router biases")
@@ -419,11 +370,3 @@ class _Maker:
 
     def _cache_why(self, batch: int, tokens: int) -> str:
         return f"{batch:,} sequences x {self._held(tokens):,} bytes at {tokens:,} tokens"
-
-
-_WORDS = {"context": "touch the device", "second_context": "a second process touches the device too"}
-
-
-def _describe(step: dict[str, Any]) -> str:
-    words = [f"{key} {value}" for key, value in step.items() if key not in ("do", "name")]
-    return ", ".join(words) or _WORDS.get(step["do"], "load the model")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from membudget.budgets.tolerance import MILLIONTHS
 from membudget.measure.comparison import Row, judged
 from membudget.measure.edge import in_all
-from membudget.measure.plan import EDGE_PARTS, Plan
+from membudget.measure.plan import EDGE_PARTS
+from membudget.measure.planned import Plan
 from membudget.units import MIB, short
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -76,9 +78,9 @@ def _total(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
     )
     traced = found.get("trace_total", {})
     if row.name == "total_allocator":
-        row = _predicted(
-            row, traced, traced["weights"] + traced["buffers"] + traced["peak"] if "peak" in traced else None
-        )
+        kept = traced["weights"] + traced["buffers"] if "peak" in traced else 0
+        row = _predicted(row, traced, kept + traced["peak"] if "peak" in traced else None)
+        row = _of_the_rest(row, kept + traced.get("cache", 0))
     elif row.name == "total_reserved":
         row = _predicted(row, traced, in_all(traced))
     elif row.name in ("total_process", "total_available"):
@@ -86,6 +88,15 @@ def _total(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
         need = in_all(traced)
         row = replace(row, predicted=need + context if need is not None and context is not None else None)
     return judged(row, figures[name], "" if figures[name] is not None else "no reading of this machine says it")
+
+
+def _of_the_rest(row: Row, exact: int) -> Row:
+    """The line with its percentage taken of what is not exact: weights and caches are, to the byte."""
+    allowed = row.allowed
+    if allowed is None or allowed.unit != "%" or not isinstance(row.predicted, int):
+        return row
+    rest = max(row.predicted - exact, 0)
+    return replace(row, allowed=replace(allowed, amount=rest * allowed.amount // (100 * MILLIONTHS), unit="bytes"))
 
 
 def _predicted(row: Row, traced: Mapping[str, Any], value: int | None) -> Row:

@@ -29,7 +29,8 @@ from membudget.measure.device import (
     refused_on_card,
 )  # fmt: skip
 from membudget.measure.edge import informed
-from membudget.measure.plan import PROCESS, Plan
+from membudget.measure.plan import PROCESS
+from membudget.measure.planned import Plan
 from membudget.measure.results import rows
 from membudget.measure.status import Status
 

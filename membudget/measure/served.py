@@ -247,18 +247,22 @@ def _plugged(made: Serving, row: Row, engine: EngineLog) -> tuple[int, int, str]
             return None
         least, most = (_pool_of(made.budget, end).num_blocks for end in (size.low, size.high))
         return least, most, f"of {size.printed} for the pool"
-    claimed, used = engine.get("requested_memory"), [engine.get(name) for name in _USED]
-    if claimed is None or any(item is None for item in used[:3]):
-        return None
-    known = [item for item in used if item is not None]
-    low = claimed.low - sum(item.high for item in known)
-    high = claimed.high - sum(item.low for item in known)
-    words = " - ".join([claimed.printed, *(f"{item.printed} {item.name}" for item in known)])
-    return math.floor(low), math.ceil(high), words
+    claimed = engine.get("requested_memory")
+    for names in _USED:
+        used = [item for item in map(engine.get, names) if item is not None]
+        if claimed is None or len(used) < len(names):
+            continue
+        graphs = None if "peak_with_graphs" in names else engine.get("cudagraph_estimate")
+        used += [graphs] if graphs is not None else []
+        low = claimed.low - sum(item.high for item in used)
+        high = claimed.high - sum(item.low for item in used)
+        words = " - ".join([claimed.printed, *(f"{item.printed} {item.name}" for item in used)])
+        return math.floor(low), math.ceil(high), words
+    return None
 
 
-#: What a start takes of its claim; CUDA graphs where the version counts them.
-_USED = ("weights", "peak_activation", "non_torch", "cudagraph_estimate")
+#: What a start took of its claim, as versions print it.
+_USED = (("weights", "peak_activation", "non_torch"), ("consumed", "torch_peak"), ("consumed", "peak_with_graphs"))
 
 
 def _number(text: str) -> float | None:

@@ -59,7 +59,7 @@ class Spark:
         if name == "second_context":
             return {"alone": CONTEXT, "first": CONTEXT, "second": CONTEXT + MIB, "source": "NVML"}
         if name == "weights":
-            sizes = {"bytes": kept + 3 * MIB, "peak": kept + 5 * MIB, "parameters": WEIGHTS, "buffers": 512}
+            sizes = {"bytes": kept, "peak": kept + 5 * MIB, "parameters": WEIGHTS, "buffers": 512}
             return {**sizes, "named_buffers": {"inv_freq": 256}, "wide": [], "strays": [], "kept_wide": {}}
         if name == "growth":
             points = []

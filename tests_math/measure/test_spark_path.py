@@ -20,7 +20,8 @@ from membudget.budgets.file import load
 from membudget.engines import activations
 from membudget.measure import guard
 from membudget.measure.comparison import Comparison, Row
-from membudget.measure.plan import EDGE_PARTS, CannotMeasure, plan
+from membudget.measure.plan import EDGE_PARTS, plan
+from membudget.measure.planned import CannotMeasure
 from membudget.measure.run import Settings, limits, measure, refused
 from membudget.measure.status import Status
 from membudget.report.worksheet import failure
@@ -59,7 +60,7 @@ def test_a_sparks_answers_hold(llama: Budget, monkeypatch: pytest.MonkeyPatch, t
     spark = Spark()
     comparison = _measured(llama, monkeypatch, tmp_path, spark)
     assert comparison.broken == []
-    assert _row(comparison, "weights").off == 3 * MIB
+    assert _row(comparison, "weights").off == 0
     assert _row(comparison, "kv_growth").measured == TOKEN
     assert _row(comparison, "cuda_context").measured == CONTEXT
     assert _row(comparison, "logits").measured == 8192 * 128_256 * 2
@@ -102,9 +103,7 @@ def test_doubled_cache_on_a_spark(llama: Budget, monkeypatch: pytest.MonkeyPatch
     spark = Spark(growth={"points": points, "weights": WEIGHTS, "left": WEIGHTS})
     comparison = _measured(llama, monkeypatch, tmp_path, spark)
     text = failure(comparison, comparison.of("growth"), rerun="pytest -m spark")
-    assert text.startswith(
-        "kv_growth is 128.00 KiB over: 256.00 KiB measured, 128.00 KiB predicted (allowed within 1%)"
-    )
+    assert text.startswith("kv_growth is 128.00 KiB over: 256.00 KiB measured, 128.00 KiB predicted (allowed exact)")
     assert "kv_growth: 2.00x" in text
     assert "rerun    pytest -m spark" in text
 

@@ -22,7 +22,8 @@ from membudget.host.sources import snap
 from membudget.machines.measured import add
 from membudget.measure.comparison import Comparison
 from membudget.measure.device import device_of
-from membudget.measure.plan import CannotMeasure, plan
+from membudget.measure.plan import plan
+from membudget.measure.planned import CannotMeasure
 from membudget.measure.progress import Progress
 from membudget.measure.run import Settings, measure, outlook
 from membudget.measure.stages import stage_table, stages
