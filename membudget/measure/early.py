@@ -13,7 +13,7 @@ import torch
 
 from membudget.host.readings import Unknown
 from membudget.host.sources import Sources, snap
-from membudget.measure import contexts
+from membudget.measure import contexts, experiment
 from membudget.measure.edge import Looking
 from membudget.measure.fakes import Target
 from membudget.measure.meter import OUT_OF_MEMORY, meter
@@ -25,7 +25,7 @@ Report = Callable[[str, dict[str, Any]], None]
 Figures = dict[str, Any]
 #: Steps that run before the meter is on and before a model is loaded: on fake tensors, or on a device that nobody of
 #: this process has touched.
-EARLY = ("preflight", "trace", "trace_served", "trace_edge", "trace_steps", "context", "second_context")
+EARLY = ("preflight", "experiment", "trace", "trace_served", "trace_edge", "trace_steps", "context", "second_context")
 #: Bytes of the device that a proof may take beside what it asks for: a context that is made late.
 BESIDE = GIB
 
@@ -35,6 +35,8 @@ def run_early(request: dict[str, Any], step: dict[str, Any], report: Report) -> 
     device = request["device"]
     if step["do"] == "preflight":
         return preflight(device, step)
+    if step["do"] == "experiment":
+        return {"stages": experiment.run(device, step["piece"])}
     if step["do"] in ("context", "second_context"):
         return (context if step["do"] == "context" else second_context)(device)
     return run_trace(request, step, report)

@@ -44,6 +44,11 @@ def in_all(traced: Mapping[str, Any]) -> int | None:
     return int(traced.get("reserved") or traced["weights"] + traced["buffers"] + traced["peak"])
 
 
+def no_trace(traced: Mapping[str, Any]) -> str:
+    """Why a line has nothing to be compared with, for people."""
+    return f"nothing to compare with: {traced.get('unknown') or traced.get('error') or 'the trace did not run'}"
+
+
 def find_edge(
     fits: Callable[[int], bool], near: int = 1, most: int = 2**20, tell: Callable[[Looking], None] | None = None
 ) -> Edge:

@@ -43,6 +43,10 @@ class Plan:
         need = needed(self.weights, self.moments, found)
         return replace(self, peak=need.bytes, peak_why=need.why)
 
+    def line(self, name: str) -> Row:
+        """The line of that name."""
+        return next(row for row in self.rows if row.name == name)
+
     def only(self, groups: Iterable[str]) -> Plan:
         """The plan of some groups of lines: their lines, and the most that they take."""
         wanted = set(groups)

@@ -8,8 +8,8 @@ from typing import Any
 
 from membudget.budgets.tolerance import MILLIONTHS
 from membudget.measure.comparison import Row, judged
-from membudget.measure.edge import in_all
-from membudget.measure.plan import EDGE_PARTS
+from membudget.measure.edge import in_all, no_trace
+from membudget.measure.edge_rows import edge_row
 from membudget.measure.planned import Plan
 from membudget.units import MIB, short
 
@@ -103,11 +103,7 @@ def _predicted(row: Row, traced: Mapping[str, Any], value: int | None) -> Row:
     """The line with what the trace predicts; without a trace it does not hold, for nothing was compared."""
     if value is not None:
         return replace(row, predicted=value)
-    return replace(row, note=_no_trace(traced))
-
-
-def _no_trace(traced: Mapping[str, Any]) -> str:
-    return f"nothing to compare with: {traced.get('unknown') or traced.get('error') or 'the trace did not run'}"
+    return replace(row, note=no_trace(traced))
 
 
 def _context(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
@@ -150,7 +146,7 @@ def _suspects(plan: Plan, figures: Mapping[str, Any]) -> str:
         for item in figures["strays"]
     ]
     if not said:
-        off = figures["parameters"] - _row(plan, "weights").predicted
+        off = figures["parameters"] - plan.line("weights").predicted
         said = [
             f"the parameters themselves are {short(off)} more than predicted" if off > 0 else "no tensor stands out"
         ]
@@ -214,10 +210,10 @@ def _against_trace(plan: Plan, row: Row, figures: Mapping[str, Any], found: Foun
 def _untraced(plan: Plan, row: Row, measured: int, traced: Mapping[str, Any]) -> Row:
     """A peak that no trace predicts: a failed trace is a failure; one that cannot be made leaves the upper bound."""
     if "unknown" not in traced:
-        return replace(row, measured=measured, holds=False, note=_no_trace(traced))
+        return replace(row, measured=measured, holds=False, note=no_trace(traced))
     most = max((moment.held + moment.temporary for moment in plan.moments if moment.group == row.group), default=None)
     held = most is not None and measured <= most
-    note = f"{_no_trace(traced)}; the upper bound is {short(most)}" if most is not None else _no_trace(traced)
+    note = f"{no_trace(traced)}; the upper bound is {short(most)}" if most is not None else no_trace(traced)
     return replace(row, measured=measured, allowed=None, holds=None if held else False, note=note)
 
 
@@ -235,7 +231,7 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
     traced = found.get(f"trace_{name}", {})
     note = figures.get("said", "")
     if "peak" in traced:
-        weights = _row(plan, "weights").predicted
+        weights = plan.line("weights").predicted
         total = weights + traced.get("buffers", 0) + traced["peak"]
         note = f"fake tensors say {short(total)} in all" + (f"; {note}" if note else "")
     done = judged(row, figures["outcome"], note)
@@ -248,7 +244,7 @@ def _break(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
         note = f"the trace says {short(need)}, {side} the ceiling of {short(plan.ceiling)}: another outcome; {note}"
         return replace(done, holds=False, note=note)
     if need is None:
-        return replace(done, holds=False if "unknown" not in traced else done.holds, note=_no_trace(traced))
+        return replace(done, holds=False if "unknown" not in traced else done.holds, note=no_trace(traced))
     if done.holds and figures["left"]:
         return replace(done, holds=False, note=f"{figures['left']:,} bytes stayed allocated afterwards")
     return done
@@ -262,7 +258,7 @@ def _fragmentation(plan: Plan, row: Row, figures: Mapping[str, Any], found: Foun
             judged(row, None) if "worst" not in figures else replace(row, predicted=figures["worst"], note="replayed")
         )
     if row.name.endswith("_below_dynamic"):
-        return _below(row, figures, found.get("steps_dynamic", {}))
+        return _below(row, figures, found)
     samples = figures["samples"]
     names = ("step", "total", "allocated", "blocks", "reserved", "inactive_split")
     seen = tuple({name: sample.get(name) for name in names} for sample in samples)
@@ -287,101 +283,28 @@ def _spare(figures: Mapping[str, Any]) -> list[int]:
     return [sample["reserved"] - sample.get("blocks", sample["total"]) for sample in figures["samples"]]
 
 
-def _below(row: Row, figures: Mapping[str, Any], dynamic: Mapping[str, Any]) -> Row:
+def _below(row: Row, figures: Mapping[str, Any], found: Found) -> Row:
+    """Which of two leaves more unused: as the algorithm says of so many steps, and in the note of thousands."""
+    dynamic, kind = found.get("steps_dynamic", {}), row.name.removesuffix("_below_dynamic")
     if any(sample["reserved"] is None for sample in figures["samples"]) or "samples" not in dynamic:
         return replace(row, note="this device has no caching allocator, or the growing cache was not measured")
+
+    def replayed(name: str) -> tuple[int, int] | None:
+        one, other = (found.get(f"trace_{name}_{each}", {}).get("worst") for each in (kind, "dynamic"))
+        return None if one is None or other is None else (one, other)
+
+    few, many = replayed("steps"), replayed("long")
+    if few is not None:  # few steps leave a growing cache little to waste
+        row = replace(row, predicted=_order(*few))
     one, other = max(_spare(figures)), max(_spare(dynamic))
-    word = "yes" if one <= other + _ORDER_SLACK else "no"
-    return judged(row, word, f"{short(one)} unused, {short(other)} with a growing cache")
+    note = f"{short(one)} unused, {short(other)} with a growing cache"
+    if many is not None:
+        note += f"; after thousands of steps {short(many[0])} and {short(many[1])}, by the algorithm"
+    return judged(row, _order(one, other), note)
 
 
-def _edge(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Row:
-    """At or a little below the prediction; the gap by line; more than predicted is suspicious."""
-    users, traced = figures["users"], found.get("trace_edge", {})
-    if row.name == "max_users_closed_form":
-        return judged(row, users)
-    if row.name in EDGE_PARTS:
-        return _edge_part(plan, row, figures, traced)
-    closed = _row(plan, "max_users_closed_form")
-    if "users" in traced:
-        row = replace(row, predicted=traced["users"])
-    else:
-        row = replace(row, predicted=closed.predicted, why=f"{_no_trace(traced)}; so the closed form: {closed.why}")
-    seen = tuple({"users": number, "fits": int(ran)} for number, ran in figures["tried"])
-    done, notes = replace(judged(row, users), samples=seen), []
-    if figures["capped"]:
-        notes.append(f"everything that was tried fitted, up to {users:,}: the ceiling is not held")
-        done = replace(done, holds=False)
-    elif users > row.predicted:
-        notes.append("more than predicted is suspicious: is the cache quantized, or the ceiling not held?")
-        done = replace(done, holds=False if "users" in traced else done.holds)
-    elif users < row.predicted:
-        notes.append(f"{row.predicted - users:,} below the prediction: {_gap(plan, figures, traced)}")
-        if row.predicted - users == 1 and plan.device != "cpu":
-            done = replace(done, holds=True)  # one user is more than the tolerance where there are few
-    if "users" not in traced and "unknown" not in traced:
-        done = replace(done, holds=False)
-    if figures["peak"] is not None:
-        over, spare = figures["peak"] - figures["weights"], plan.ceiling - figures["peak"]
-        notes.append(f"peak {short(over)} over the weights, {short(spare)} unused")
-    tried = ", ".join(f"{number}{'' if ran else ' out of memory'}" for number, ran in figures["tried"])
-    return replace(done, note="; ".join([*notes, f"tried {tried}"]))
-
-
-def edge_parts(plan: Plan, figures: Mapping[str, Any]) -> dict[str, int | None]:
-    """What the ceiling was filled with at the most users that ran, in bytes; with the weights it adds up to it."""
-    peak, reserved, cache = figures["peak"], figures.get("peak_reserved"), figures.get("cache")
-    if peak is None:
-        return dict.fromkeys(EDGE_PARTS)
-    return {
-        "edge_cache": cache,
-        "edge_spike": None if cache is None else peak - figures["weights"] - cache,
-        "edge_fragmentation": None if reserved is None else reserved - peak,
-        "edge_unused": plan.ceiling - (peak if reserved is None else reserved),
-    }
-
-
-def _edge_expected(plan: Plan, users: int, traced: Mapping[str, Any]) -> dict[str, int]:
-    """The same parts of as many users on fake tensors, where they were traced."""
-    peak, cache = (traced.get(name, {}).get(str(users)) for name in ("peaks", "caches"))
-    if peak is None or cache is None:
-        return {}
-    total = traced["weights"] + peak
-    reserved = traced.get("reserved", {}).get(str(users)) or total
-    parts = {"edge_cache": cache, "edge_spike": peak - cache}
-    return {**parts, "edge_fragmentation": reserved - total, "edge_unused": plan.ceiling - reserved}
-
-
-def _edge_part(plan: Plan, row: Row, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> Row:
-    size = edge_parts(plan, figures)[row.name]
-    if size is None:
-        unknown = row.name == "edge_fragmentation" and figures["peak"] is not None
-        return replace(row, note="this device has no caching allocator" if unknown else "not even one ran")
-    expected = _edge_expected(plan, figures["users"], traced).get(row.name)
-    return judged(replace(row, predicted=expected), size, f"with {figures['users']:,} users")
-
-
-def _gap(plan: Plan, figures: Mapping[str, Any], traced: Mapping[str, Any]) -> str:
-    """Which line took what the prediction gave to more users: the parts beside those of fake tensors, largest first."""
-    if figures["peak"] is None:
-        return "not even one ran"
-    parts, expected = edge_parts(plan, figures), _edge_expected(plan, figures["users"], traced)
-    words = {
-        "edge_spike": "the prefill spike",
-        "edge_fragmentation": "fragmentation",
-        "edge_cache": "the cache",
-        "edge_unused": "a reserve too small for one more",
-    }
-    more = {name: size - expected.get(name, 0) for name, size in parts.items() if size is not None}
-    if not expected:  # that number of users was not traced: the sizes themselves
-        more.pop("edge_cache", None)
-    taken = sorted(((size, words[name]) for name, size in more.items() if size > 0), reverse=True)
-    beyond = " more than on fake tensors" if expected else ""
-    return ", ".join(f"{word} {short(size)}{beyond}" for size, word in taken) or "no line takes more than predicted"
-
-
-def _row(plan: Plan, name: str) -> Row:
-    return next(row for row in plan.rows if row.name == name)
+def _order(one: int, other: int) -> str:
+    return "yes" if one <= other + _ORDER_SLACK else "no"
 
 
 _BY_GROUP: dict[str, Callable[[Plan, Row, Mapping[str, Any], Found], Row]] = {
@@ -392,7 +315,7 @@ _BY_GROUP: dict[str, Callable[[Plan, Row, Mapping[str, Any], Found], Row]] = {
     "activations": _activations,
     "break": _break,
     "fragmentation": _fragmentation,
-    "edge": _edge,
+    "edge": edge_row,
     "preflight": _preflight,
     "sandwich": _sandwich,
     "total": _total,

@@ -9,7 +9,7 @@ import pytest
 
 from membudget.budgets.tolerance import parse
 from membudget.measure.comparison import Row, Unit
-from membudget.measure.results import _edge
+from membudget.measure.edge_rows import edge_row
 
 pytestmark = pytest.mark.suite
 
@@ -22,9 +22,9 @@ def row(users: int, *, predicted: int = 10, device: str = "cuda", **more: Any) -
     """max_users after a run that found so many; a trace predicts."""
     line = Row("max_users", "edge", None, None, Unit.COUNT, parse("within 1%", "count"))
     closed = Row("max_users_closed_form", "edge", predicted, None, Unit.COUNT, None, why="the closed form")
-    plan: Any = SimpleNamespace(rows=(closed, line), ceiling=1000, device=device)
+    plan: Any = SimpleNamespace(line=lambda _: closed, ceiling=1000, device=device)
     trace = {"users": predicted, "parts": {}}
-    return _edge(plan, line, {**FIGURES, "users": users, **more}, {"trace_edge": trace})
+    return edge_row(plan, line, {**FIGURES, "users": users, **more}, {"trace_edge": trace})
 
 
 def test_as_many_as_predicted() -> None:

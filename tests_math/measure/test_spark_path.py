@@ -249,7 +249,7 @@ def test_dry_run_says_what_and_how_much(llama: Budget) -> None:
 
 def test_gpu_script_has_a_dry_run() -> None:
     """The prepared run for an NVIDIA GPU says what it would load without one, and refuses to measure."""
-    script = str(Path(__file__).parents[2] / "tools" / "gpu_run.py")
+    script = str(Path(__file__).parents[2] / "tools" / "gpu_day.py")
     said = subprocess.run([sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True).stdout
     for part in ("Llama-3.2-1B", "Llama-3.1-8B", "break[0].outcome out_of_memory", "breakages stop at 60.00 GiB"):
         assert part in said
