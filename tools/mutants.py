@@ -176,6 +176,9 @@ class Quick:
             tests = set().union(*(lines.get(line, set()) for line in lines_of(mutant)))
             order = [items[name] for name in queue({t for t in tests if t}, self.known.seconds) if name in items]
             changed, start = functions_of(mutant), time.monotonic()
+            if not changed:  # runs at import
+                self.out(mutant, "import", 0, 0)
+                continue
             code = forked(lambda: self.child(mutant, changed, order), ENDLESS) if order else 0  # noqa: B023
             verdict = "survived" if code == 0 else "import" if code == 98 else "killed"
             if verdict == "survived" and None in tests:
@@ -263,7 +266,7 @@ def main() -> None:
         return done.get((mutant.file, mutant.number, mutant.kind))
 
     for tests in TESTS.values():
-        todo = [m for m in every if tests_of(m.file) == tests and verdict_of(m) is None and functions_of(m)]
+        todo = [m for m in every if tests_of(m.file) == tests and verdict_of(m) is None]
         if todo and time.monotonic() < until:
             known = map_of(tests, maps / ("-".join(tests).replace("/", ".") + ".pickle"))
             quick = Quick(todo, known, out, until)
