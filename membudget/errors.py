@@ -13,6 +13,10 @@ from typing import ClassVar
 NO, WRONG_INPUT, NOT_AVAILABLE, BUG, UNWRITTEN, INTERRUPTED = 1, 2, 3, 70, 74, 130
 
 
+#: A word that no name and no part of a path is as long as: a value out of a file, which says no more in full.
+_ENDLESS = re.compile(r"[^\s/\\]{400,}")
+
+
 class MembudgetError(ValueError):
     """What is wrong, where, what is allowed, and what to do next, in one text for people; `code` is for programs.
 
@@ -25,7 +29,7 @@ class MembudgetError(ValueError):
     exit_code: int = WRONG_INPUT
 
     def __init__(self, text: str, *, code: str = "") -> None:
-        super().__init__(text)
+        super().__init__(_ENDLESS.sub(lambda found: f"{found[0][:80]}...", text))
         self.code = code or self.default_code or _snake(type(self).__name__)
 
 
