@@ -177,13 +177,20 @@ def is_gguf(form: Format) -> bool:
 
 
 def parallel_sizes(machines: int, settings: Settings) -> tuple[int, int]:
-    """(tensor, pipeline) parallel sizes on so many machines; the one that is not given makes up their product.
+    """(tensor, pipeline) parallel sizes of a replica on so many machines; the one not given makes up their product.
 
     Neither given: all machines are tensor parallel; of an engine that shares layers all are stages.
     Raises `MembudgetError` for an engine without such sizes, and for a product that is not the number of machines.
     """
     if kind_of(settings.name).stages:
         return 1, machines
+    replicas = settings.options.get("data_parallel_size", 1)
+    if machines % replicas:
+        raise MembudgetError(
+            f"data_parallel_size {replicas:,} does not divide the {machines:,} that machine names; allowed: one rank "
+            f"for each machine, as `{replicas}x NAME`"
+        )
+    machines //= replicas
     tp, pp = (settings.options.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     if machines > 1 and not kind_of(settings.name).several:
         several = " or ".join(f"`engine: {{{one.name}: ...}}`" for one in declared().values() if one.several)

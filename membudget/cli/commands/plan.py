@@ -5,6 +5,7 @@ Exit code 0: it fits every machine named (without --machine: at least one of tho
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -147,12 +148,12 @@ def _tokens(ctx: int | None, engine: Settings, users: int, model: Model, notes: 
 
 def _several(many: int, engine: Settings) -> int:
     """How many machines: as named, or as many as parallel sizes ask for where one is named."""
-    sizes = [engine.options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
-    many = sizes[0] * sizes[1] if many == 1 else many
+    sizes = [engine.options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data")]
+    many = math.prod(sizes) if many == 1 else many
     try:
         parallel_sizes(many, engine)
     except MembudgetError as error:
-        raise InputError(f"--machine, --tensor-parallel-size, --pipeline-parallel-size: {error}") from None
+        raise InputError(f"--machine, --tensor-, --pipeline-, --data-parallel-size: {error}") from None
     return many
 
 

@@ -87,6 +87,12 @@ class VllmPlan:
         self.serving = Serving(self.starts)
         self.asked = self.starts.asked
         self.share = replace(settings, gpu_memory_utilization=self.asked.utilization)
+        #: Data parallel replicas: each has a pool and a scheduler of its own.
+        self.replicas = self.asked.dp
+
+    def _on_one(self, users: int) -> int:
+        """Of so many users, those of the replica with the most."""
+        return -(-users // self.replicas)
 
     def barred(self, ctx: int) -> bool:
         """Whether no pool of this size serves: vLLM refuses to start, or its claim leaves the OS less than os_reserve.
@@ -103,7 +109,7 @@ class VllmPlan:
         """Whether vLLM starts and runs so many requests at once."""
         if ctx > self.starts.length(ctx) or self.starts.refusals(ctx):
             return False
-        return self.headroom(ctx, users) >= 0 and self.serving.serves(ctx, users)
+        return self.headroom(ctx, users) >= 0 and self.serving.serves(ctx, self._on_one(users))
 
     def headroom(self, ctx: int, users: int) -> int:
         """Bytes of the pool that are left over, on the stage with the fewest blocks; negative where they are short."""
@@ -113,7 +119,7 @@ class VllmPlan:
         start = self.starts.start(ctx)
         fixed = self.asked.kv_cache_memory_bytes
         size = start.stages[at] if fixed is None else fixed
-        left = size - self.serving.blocks(ctx, users) * start.pool.stages[at]
+        left = size - self.serving.blocks(ctx, self._on_one(users)) * start.pool.stages[at]
         if fixed is not None:  # the pool is made whatever is left: it must be there
             total = start.profiled.total.bytes - self.machine.os_reserve
             left = min(left, total - sum(part.bytes for part in start.parts[at]) - fixed)
@@ -124,8 +130,8 @@ class VllmPlan:
         """Bytes of all buckets."""
         start = self.starts.start(ctx)
         at = start.least
-        used = sum(part.bytes for part in start.parts[at]) + self.serving.blocks(ctx, users) * start.pool.stages[at]
-        return used + self.machine.os_reserve
+        blocks = self.serving.blocks(ctx, self._on_one(users))
+        return sum(part.bytes for part in start.parts[at]) + blocks * start.pool.stages[at] + self.machine.os_reserve
 
     def request(self, ctx: int) -> int:
         """Bytes of the blocks that one request holds."""
@@ -154,7 +160,10 @@ class VllmPlan:
 
     def users(self, ctx: int, near: int = 1) -> int:
         """The most requests of `ctx` tokens that run at once, 0 for none."""
-        return 0 if ctx > self.starts.length(ctx) or self.barred(ctx) else self.serving.served(ctx).users
+        return 0 if ctx > self.starts.length(ctx) or self.barred(ctx) else self._served(ctx)
+
+    def _served(self, ctx: int) -> int:
+        return self.serving.served(ctx).users * self.replicas
 
     def longest(self, users: int, near: int = 1) -> int:
         """A context at which so many requests surely run at once, 0 for none: the longest by the worst case."""
@@ -163,10 +172,10 @@ class VllmPlan:
         def left(ctx: int) -> int:
             if ctx > self.starts.length(ctx) or self.barred(ctx):
                 return -1
-            return self.serving.served(ctx, steps=False).users - users
+            return self.serving.served(ctx, steps=False).users * self.replicas - users
 
         found = largest(left, most, min(near, most))
-        while found and not self.serving.serves(found, users):
+        while found and not self.serving.serves(found, self._on_one(users)):
             found -= max(found // 32, 1)
         if near > found and near <= most and self.fits(near, users):
             return near
@@ -183,7 +192,7 @@ class VllmPlan:
         at, pool = start.least, start.pool
         lines, headroom = self.lines(load, at), self._headroom(ctx, load.users, at)
         low = self._low(ctx, load.users, at)
-        fits = not refused and headroom >= 0 and served.users >= load.users
+        fits = not refused and headroom >= 0 and self._served(ctx) >= load.users
         token, more = self._each(ctx, at)
         fixed = self.asked.kv_cache_memory_bytes
         limit = start.profiled.part("requested").bytes
@@ -197,7 +206,7 @@ class VllmPlan:
             limit=limit,
             claimed=self.claimed,
             starts=refused,
-            users=0 if self.barred(ctx) else served.users,
+            users=0 if self.barred(ctx) else self._served(ctx),
             longest=self.longest(load.users, ctx),
             request=self.request(ctx),
             token=token,
@@ -224,10 +233,11 @@ class VllmPlan:
             name = self.weights.name if part.name == "weights" else part.name
             low, high = (None, None) if part.low == part.high else (part.low, part.high)
             found.append(Line(bucket, name, part.bytes, part.why, low, high, part.source))
-        blocks, held = self.serving.blocks(load.ctx, load.users), self.serving.held(load.ctx)
+        users = self._on_one(load.users)
+        blocks, held = self.serving.blocks(load.ctx, users), self.serving.held(load.ctx)
         wide = start.pool.stages[at]
         why = (
-            f"{load.users:,} users x {held:,} blocks of {wide:,} bytes at {load.ctx:,} tokens; "
+            f"{users:,} users x {held:,} blocks of {wide:,} bytes at {load.ctx:,} tokens; "
             f"the pool has {start.pool.num_blocks:,} blocks"
         )
         found.append(Line(Bucket.KV_CACHE, self.settings.kv_cache_dtype, blocks * wide, why))
@@ -244,7 +254,7 @@ class VllmPlan:
             return None
         pool = self.starts.pool_of(start.low, self.starts.length(ctx), start.profiled)
         most = self.serving.users_of(pool, ctx, False).users if pool.starts else 0
-        return start.low[at] - self.serving.blocks(ctx, users) * pool.stages[at], most
+        return start.low[at] - self.serving.blocks(ctx, self._on_one(users)) * pool.stages[at], most * self.replicas
 
     def _each(self, ctx: int, at: int) -> tuple[int, int]:
         """Bytes that a request's first token takes in the pool's pages, and one more at the full context."""
@@ -264,8 +274,8 @@ class VllmPlan:
         """Bytes that one decode step reads: active weights once, every user's tokens once."""
         read = 0
         for at in range(len(self.starts.start(load.ctx).stages)):
-            part = self.starts.held()[at].model if self.asked.tp * self.asked.pp > 1 else self.model
-            read += self.weights.weigh(part).active + self._tokens(part).bytes(load.ctx) * load.users
+            part = self.starts.held()[at].model
+            read += self.weights.weigh(part).active + self._tokens(part).bytes(load.ctx) * self._on_one(load.users)
         return read
 
     def _limiting(self, load: Load, lines: tuple[Line, ...], limit: int, headroom: int) -> Bucket | Limit:
@@ -278,7 +288,7 @@ class VllmPlan:
                 return Bucket(name)
         if headroom < 0:
             return Bucket.KV_CACHE
-        crowded = self.serving.crowded(load.ctx, load.users)
+        crowded = self.serving.crowded(load.ctx, self._on_one(load.users))
         return Limit.START if self.starts.refusals(load.ctx) or crowded is None else crowded
 
     def _ranks(self, load: Load) -> tuple[Rank, ...]:
@@ -307,6 +317,12 @@ class VllmPlan:
                     f"--gpu-memory-utilization {self.asked.utilization:g} in place of vLLM's own {own:g}",
                 )
             )
+        if self.replicas > 1:
+            text = (
+                f"each of {self.replicas:,} data parallel replicas has this pool and this concurrency, users are those "
+                "of all; what the exchange of experts' inputs between them buffers is not known here"
+            )
+            found.append(Note("data_parallel", text))
         return tuple(found)
 
 

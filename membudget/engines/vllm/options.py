@@ -57,6 +57,20 @@ FIELDS = Fields(
         "decode_context_parallel_size": Field(
             _SIZE, "Ranks that share a request's tokens while it decodes.", "2", default="1", short=("--dcp",)
         ),
+        "data_parallel_size": Field(
+            _SIZE,
+            "Replicas with requests of their own; a mixture's experts are shared by all of their ranks.",
+            "8",
+            default="1",
+            short=("-dp",),
+        ),
+        "enable_expert_parallel": Field(
+            Boolean(),
+            "A rank holds whole experts, in place of a slice of every one.",
+            "true",
+            default="false",
+            short=("-ep",),
+        ),
         "speculative_config": Field(
             Json("an object as vLLM takes it"),
             "The drafter.",
@@ -70,12 +84,6 @@ FIELDS = Fields(
         "limit_mm_per_prompt": Field(Json("an object as vLLM takes it"), "Images, videos a request.", "{image: 1}"),
         "language_model_only": Field(Boolean(), "Without the other towers.", "true", default="false"),
         "version": Field(Text("a version of vLLM, as '0.32.0'"), "Whose rules decide.", "'0.32.0'", default=DEFAULT),
-    },
-    refused={
-        "data_parallel_size": "data parallel is not planned for: each replica is a deployment of its own; "
-        "write one replica's machines and its share of the users",
-        "enable_expert_parallel": "expert parallel is not planned for: vLLM places experts by rules of its own; "
-        "without it every rank holds a slice of every expert, which is what the plan counts",
     },
 )
 

@@ -46,10 +46,11 @@ class VllmSettings:
     max_num_seqs: int | None
     #: The longest request; None for the plan's own context.
     max_model_len: int | None
-    #: Tensor, pipeline and decode-context parallel sizes.
+    #: Tensor, pipeline and decode-context parallel sizes, and replicas (data parallel).
     tp: int
     pp: int
     dcp: int
+    dp: int
     #: ``auto`` or torch's name of the model's dtype.
     dtype: str | None
     #: By vLLM's name, ``auto`` for the model's own dtype.
@@ -72,6 +73,7 @@ class VllmSettings:
             max_model_len=length,
             tp=self.tp,
             pp=self.pp,
+            dp=self.dp,
             dtype=self.dtype,
             enforce_eager=bool(self.given.get("enforce_eager")),
             chunked_prefill=self.given.get("enable_chunked_prefill", True),
@@ -164,6 +166,7 @@ def vllm_settings(settings: Settings, model: Model, weights: Format | None, mach
         tp=settings.tensor_parallel,
         pp=settings.pipeline_parallel,
         dcp=dcp,
+        dp=int(given.get("data_parallel_size", 1)),
         dtype=dtype,
         kv_cache_dtype=cache_dtype(settings.kv_cache_dtype, dtype, model),
         kv_cache_memory_bytes=given.get("kv_cache_memory_bytes"),

@@ -152,6 +152,8 @@ class Starts:
             max_num_batched_tokens=start.profiled.steps.tokens,
             max_num_seqs=start.profiled.steps.sequences,
             tp=self.asked.tp,
+            dp=self.asked.dp,
+            experts=any(tensor.role == "mlp.experts" for tensor in self.model.tensors),
             dcp=self.asked.dcp,
             expert_parallel=bool(given.get("enable_expert_parallel")),
             chunked_prefill=given.get("enable_chunked_prefill", True),

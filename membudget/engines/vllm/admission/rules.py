@@ -17,6 +17,7 @@ class StartRule(Enum):
     MODEL_LEN_BEYOND_MODEL = "max_model_len_beyond_model"
     HEADS_TP = "attention_heads_tp"
     KV_HEADS_TP = "kv_heads_tp"
+    NO_EXPERTS = "expert_parallel_without_experts"
     WIDTH_TP = "width_tp"
     DCP_TP = "dcp_needs_tp_above_kv_heads"
     DCP_SIZE = "dcp_beyond_tp_per_kv_head"
@@ -56,6 +57,7 @@ RULES: dict[StartRule, Source] = {
     StartRule.MODEL_LEN_BEYOND_MODEL: Source(OLDEST, None, "config/model.py:2646"),
     StartRule.HEADS_TP: Source(OLDEST, None, "config/model.py:1546"),
     StartRule.KV_HEADS_TP: Source(OLDEST, None, "model_executor/models: assert total_num_kv_heads % tp_size == 0"),
+    StartRule.NO_EXPERTS: Source(OLDEST, None, "config/model.py:1485"),
     StartRule.WIDTH_TP: Source(OLDEST, None, "distributed/utils.py: ensure_divisibility"),
     StartRule.DCP_TP: Source((0, 12, 0), None, "config/model.py:1568"),
     StartRule.DCP_SIZE: Source((0, 12, 0), None, "config/model.py:1578"),

@@ -27,7 +27,8 @@ class StartQuestion:
 
     config: of the model.
     max_model_len, max_num_batched_tokens, max_num_seqs: as resolved; `given_batched` whether a person gave it.
-    tp, dcp: tensor and decode context parallel sizes.  expert_parallel: experts are not cut.
+    tp, dp, dcp: tensor, data and decode context parallel sizes.  expert_parallel: experts are not cut.
+    experts: whether the model has any.
     chunked_prefill: enable_chunked_prefill.  long_prefill: long_prefill_token_threshold.
     multimodal_item: tokens of the largest image or video, with disable_chunked_mm_input.
     total, free: bytes that CUDA reports.  utilization: gpu_memory_utilization.
@@ -40,7 +41,9 @@ class StartQuestion:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     tp: int = 1
+    dp: int = 1
     dcp: int = 1
+    experts: bool = True
     expert_parallel: bool = False
     chunked_prefill: bool = True
     long_prefill: int = 0
@@ -213,6 +216,9 @@ def _divisor(number: int, most: int) -> int:
 
 def _shapes(q: StartQuestion) -> Iterator[Refusal]:
     """Widths and quantization blocks over the ranks, as the layers are built."""
+    if q.expert_parallel and not q.experts:
+        text = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
+        yield _refusal(StartRule.NO_EXPERTS, text, ("enable_expert_parallel", False))
     quantized: Any = q.config.raw.get("quantization_config")
     quantized = quantized if isinstance(quantized, dict) else {}
     block = quantized.get("weight_block_size")
@@ -222,14 +228,15 @@ def _shapes(q: StartQuestion) -> Iterator[Refusal]:
         width = q.config.get(key)
         if not isinstance(width, int) or width < 1:
             continue
-        size = q.tp if cut else 1
+        moe = key == "moe_intermediate_size"
+        size = (q.tp * q.dp if moe else q.tp) if cut else 1
         if width % size:
             remedy = ("tensor_parallel_size", _divisor(width, size))
             yield _refusal(StartRule.WIDTH_TP, f"{width} is not divisible by {size}", remedy)
             continue
-        mine, moe = width // size, key == "moe_intermediate_size"
+        mine = width // size
         if isinstance(block, list) and len(block) == 2:
-            yield from _blocks(q.tp, width, mine, moe, int(block[0]), int(block[1]))
+            yield from _blocks(size, width, mine, moe, int(block[0]), int(block[1]))
         elif isinstance(group, int) and group > 0 and mine % group and not moe:
             yield _refusal(
                 StartRule.GROUP_SIZE_INPUT,

@@ -7,6 +7,8 @@ gates are held whole.  A tensor that no rule names is an error.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from membudget.engines.base import LayoutError
 from membudget.formats.base import Format
 from membudget.formats.safetensors import Safetensors
@@ -60,11 +62,34 @@ def layer_of(name: str) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Experts:
+    """How ranks share a mixture's experts (fused_moe/config.py FusedMoEParallelConfig.make, 0.32.0)."""
+
+    #: Tensor x data parallel ranks: experts are shared by all of them, whatever shares the other layers.
+    ranks: int = 1
+    #: enable_expert_parallel: a rank holds whole experts; else a slice of every one.
+    whole: bool = False
+    #: Shared experts are on every rank (config/parallel.py use_sequence_parallel_moe).
+    shared_whole: bool = False
+
+    @classmethod
+    def of(cls, tp: int, dp: int, whole: bool) -> Experts:
+        """What follows from vLLM's sizes and its default all2all backend."""
+        return cls(tp * dp, whole and tp * dp > 1, whole and tp > 1 and dp > 1)
+
+    def local(self, experts: int) -> int:
+        """Experts on the rank with the most (expert_map_manager.py determine_expert_map)."""
+        return -(-experts // self.ranks)
+
+
 class Cut:
     """The rules for one model at one tensor-parallel size."""
 
-    def __init__(self, model: Model, form: Format, tp: int) -> None:
+    def __init__(self, model: Model, form: Format, tp: int, experts: Experts | None = None) -> None:
         self.model, self.form, self.tp = model, form, tp
+        self.experts = experts or Experts(tp)
+        self.sliced = self if self.experts.ranks == tp else Cut(model, form, self.experts.ranks)
         self.kv = {spec.layer: spec.kv_heads for spec in model.caches}
         #: Of state-space layers: the width of what they convolve, and their inner width.
         self.convolved: dict[int, int] = {}
@@ -80,6 +105,15 @@ class Cut:
 
     def layer(self, tensor: Tensor, layer: int) -> list[Tensor]:
         """A layer's tensor as one rank holds it, and what vLLM adds to it."""
+        if tensor.role == "mlp.experts" and self.experts.whole:
+            local = self.experts.local(tensor.copies)
+            # the rank with the most of a token's experts has its even share at least
+            active = None if tensor.active is None else -(-tensor.active // self.experts.ranks)
+            return Cut(self.model, self.form, 1).layer(tensor._replace(copies=local, active=active), layer)
+        if tensor.role == "mlp.shared" and self.experts.shared_whole:
+            return Cut(self.model, self.form, 1).layer(tensor, layer)
+        if tensor.role == "mlp.experts" and self.sliced is not self:
+            return self.sliced.layer(tensor, layer)
         cut = tensor._replace(shape=self._shape(tensor, layer), part="params")
         wide = self.form.dense == "F32" if isinstance(self.form, Safetensors) else True
         router = tensor.role == "mlp.router" and self.model.read_as in _FP32_ROUTER and tensor.name.endswith(".weight")

@@ -12,7 +12,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from membudget.engines.vllm.parallel.cut import BUFFERS, REPLICATED, Cut, RankError, UnknownSplit, layer_of, unknown
+from membudget.engines.vllm.parallel.cut import (
+    BUFFERS,
+    REPLICATED,
+    Cut,
+    Experts,
+    RankError,
+    UnknownSplit,
+    layer_of,
+    unknown,
+)
 from membudget.formats.base import Format, FormatError
 from membudget.formats.safetensors import Safetensors
 from membudget.model import Model
@@ -74,20 +83,23 @@ class RankModel(Model):
         self.memo = {}
 
 
-def stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
+def stages(model: Model, form: Format, tp: int, pp: int, experts: Experts | None = None) -> tuple[Stage, ...]:
     """Every pipeline stage of `model` in `form`, as one of its `tp` ranks holds it; kept on the model.
+
+    experts: how ranks share them, None for a slice of each on every tensor-parallel rank.
 
     Raises `RankError` for sizes that vLLM refuses and for families and formats whose cut is not known.
     """
-    key = ("ranks", form.key, tp, pp)
+    experts = experts or Experts(tp)
+    key = ("ranks", form.key, tp, pp, experts)
     found = model.memo.get(key)
     if found is None:
-        found = model.memo[key] = _stages(model, form, tp, pp)
+        found = model.memo[key] = _stages(model, form, tp, pp, experts)
     assert isinstance(found, tuple)
     return found
 
 
-def _stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
+def _stages(model: Model, form: Format, tp: int, pp: int, experts: Experts) -> tuple[Stage, ...]:
     from membudget.engines.vllm.pool.derive import stages as ranges
 
     _known(model, form, pp)
@@ -97,7 +109,7 @@ def _stages(model: Model, form: Format, tp: int, pp: int) -> tuple[Stage, ...]:
             f"pipeline_parallel_size {pp:,} is more than the model's {layers:,} layers", f"; allowed: 1 to {layers:,}"
         )
     _heads(model, tp)
-    cut = Cut(model, form, tp)
+    cut = Cut(model, form, tp, experts)
     held: list[list[Tensor]] = [[] for _ in range(pp)]
     spans = ranges(layers, pp, None)
     stage_of = {layer: place for place, span in enumerate(spans) for layer in span}

@@ -129,9 +129,8 @@ def moe_workspace(wide: Widths, form: Format, settings: ProfileSettings, tokens:
     """The Triton mixture's two workspaces (fused_moe.py): expert inputs and outputs for every expert of a token."""
     if not wide.experts or form.name.startswith("mxfp4"):
         return 0
-    inner = wide.inner * (settings.tp if settings.enable_expert_parallel else 1)
-    rows = min(tokens, _MOE_CHUNK) * wide.experts
-    return rows * (max(inner, wide.hidden) + max(2 * inner, wide.hidden)) * 2
+    rows = min(tokens * settings.dp, _MOE_CHUNK) * wide.experts  # every replica's tokens are gathered
+    return rows * (max(wide.inner, wide.hidden) + max(2 * wide.inner, wide.hidden)) * 2
 
 
 def _sampler(

@@ -64,12 +64,12 @@ def ranks(
 
     Raises `RankError` for layouts that are refused or not known.
     """
-    tp, pp = settings.tp, settings.pp
     key = (
         "loaded",
         form.key,
-        tp,
-        pp,
+        settings.tp,
+        settings.pp,
+        settings.experts,
         settings.dtype,
         settings.language_model_only,
         version,
@@ -85,11 +85,11 @@ def ranks(
 def _ranks(
     model: Model, form: Format, machine: Machine, settings: ProfileSettings, version: Version
 ) -> tuple[Rank, ...]:
-    tp, pp = settings.tp, settings.pp
+    tp, pp, experts = settings.tp, settings.pp, settings.experts
     held: list[Model] = [model]
-    if tp * pp > 1:
+    if tp * pp > 1 or (experts.ranks > 1 and any(tensor.role == "mlp.experts" for tensor in model.tensors)):
         # how MXFP4's experts are cut follows from their kernel, below: their shapes are those of a plain model
-        held = [stage.model for stage in stages(model, get("bf16") if _mxfp4(form) else form, tp, pp)]
+        held = [stage.model for stage in stages(model, get("bf16") if _mxfp4(form) else form, tp, pp, experts)]
     return tuple(
         Rank(place, rank, _weights(model, rank, form, machine, settings, version)) for place, rank in enumerate(held)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from membudget.engines.vllm.parallel.cut import Experts
 from membudget.errors import MembudgetError
 
 
@@ -18,7 +19,7 @@ class ProfileSettings:
     utilization: gpu_memory_utilization.  max_num_seqs, max_num_batched_tokens, max_model_len, enforce_eager,
         performance_mode, language_model_only, skip_mm_profiling, enable_expert_parallel, max_loras,
         max_lora_rank: as vLLM names them.
-    tp, pp: tensor_parallel_size, pipeline_parallel_size.
+    tp, pp, dp: tensor_parallel_size, pipeline_parallel_size, data_parallel_size.
     nodes: hosts that the ranks are on (nnodes, or what Ray spreads them over).
     dtype: of the model: ``bfloat16``, ``float16``, ``float32`` or ``auto``.
     usage: ``server`` (vllm serve), ``llm`` (the LLM class) or ``engine`` (AsyncLLMEngine in a program): their defaults
@@ -41,6 +42,7 @@ class ProfileSettings:
     max_model_len: int | None = None
     tp: int = 1
     pp: int = 1
+    dp: int = 1
     nodes: int = 1
     dtype: str | None = None
     enforce_eager: bool = False
@@ -62,3 +64,8 @@ class ProfileSettings:
     capture_sizes: tuple[int, ...] | None = None
     compile_cache: str | None = None
     total: int | None = None
+
+    @property
+    def experts(self) -> Experts:
+        """How the ranks share a mixture's experts."""
+        return Experts.of(self.tp, self.dp, self.enable_expert_parallel)

@@ -40,7 +40,8 @@ def widths(model: Model, rank: Model, tp: int) -> Widths:
 def _widths(model: Model, rank: Model, tp: int) -> Widths:
     hidden = model.config.integer("hidden_size")
     dense: dict[int | None, int] = {}
-    experts = inner = 0
+    experts = max((tensor.active or 0 for tensor in model.tensors if tensor.role == "mlp.experts"), default=0)
+    inner = 0
     for tensor in rank.tensors:
         role = tensor.role
         if not role.startswith("mlp") or role == "mlp.router" or len(tensor.shape) != 2 or tensor.part != "params":
@@ -48,7 +49,6 @@ def _widths(model: Model, rank: Model, tp: int) -> Widths:
         layer = layer_of(tensor.name)
         wide = inside(tensor, hidden)
         if role == "mlp.experts":
-            experts = max(experts, tensor.active or 0)
             if tensor.name.endswith(("down_proj.weight", "w2.weight", "down_proj")):
                 inner = max(inner, wide)
         else:
