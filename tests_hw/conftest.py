@@ -18,7 +18,8 @@ import pytest
 
 from membudget.budgets.budget import Budget
 from membudget.budgets.file import Sources, load
-from membudget.data.defaults import SPARK_GPU
+from membudget.cli.commands.common import InputError, context
+from membudget.data.defaults import MAX_CTX, SPARK_GPU
 from membudget.host.detect import DetectError, detect
 from membudget.machines import THIS_MACHINE, Machine
 from membudget.measure.comparison import Comparison, Row
@@ -116,7 +117,7 @@ def _measured(request: pytest.FixtureRequest, budget: Budget) -> Comparison:
     if budget.id not in done:
         dry = config.getoption("membudget_dry_run", False)
         try:
-            made = plan(budget, device_of(budget.machine))
+            made = plan(budget, device_of(budget.machine), chunk_of(config))
         except CannotMeasure as error:
             if dry:
                 say_dry(config, budget.id, f"{budget.id}: not measured: {error}")
@@ -131,6 +132,15 @@ def _measured(request: pytest.FixtureRequest, budget: Budget) -> Comparison:
         else:
             done[budget.id] = measure(made, settings)
     return done[budget.id]
+
+
+def chunk_of(config: pytest.Config) -> int:
+    """Tokens of each prompt that the search for the most users prefills at a time; 0: all at once."""
+    said = config.getoption("membudget_chunk", None)
+    try:
+        return 0 if said is None else context("--membudget-chunk", said, MAX_CTX)
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def say_dry(config: pytest.Config, name: str, text: str) -> None:
@@ -148,7 +158,7 @@ def _rehearsed(request: pytest.FixtureRequest, first: Plan) -> list[Plan]:
             continue
         if budget.id not in plans and device_of(budget.machine) == "cpu":
             with contextlib.suppress(CannotMeasure):
-                plans[budget.id] = plan(budget, "cpu")
+                plans[budget.id] = plan(budget, "cpu", chunk_of(request.config))
     return list(plans.values())
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,3 +198,15 @@ def test_edge_with_chunks_is_the_traces(tmp_path: Path) -> None:
             0 < made.ceiling - sum(rows[name].measured for name in names) - made.weights < MIB
         )  # buffers, wide routers
         assert users.samples[0] == {"users": users.measured, "fits": 1}
+
+
+def test_a_chunk_is_given_to_pytest() -> None:
+    """--membudget-chunk is `membudget probe --chunk`: a number of tokens, and anything else is refused by name."""
+    from tests_hw.conftest import chunk_of
+
+    def config(said: str | None) -> Any:
+        return SimpleNamespace(getoption=lambda *_: said)
+
+    assert [chunk_of(config(said)) for said in (None, "2048", "2k")] == [0, 2048, 2048]
+    with pytest.raises(pytest.UsageError, match="--membudget-chunk"):
+        chunk_of(config("x"))

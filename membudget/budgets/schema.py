@@ -74,6 +74,8 @@ _EXPECT = Fields(
     },
 )
 
+#: What a line of vLLM's pool may be where a budget says nothing.
+RANGE = "the range of its version's rule"
 #: Tolerances of a measurement; what a budget leaves out has the default that stands here.
 _MEASURE = Fields(
     "measure",
@@ -102,10 +104,10 @@ _MEASURE = Fields(
             Allowance(), "Reserved less allocated after many steps.", "below 1 GiB", default="below 1 GiB"
         ),
         "max_users": Field(Allowance("count"), "The edge that is found by trying.", "within 10%", default="within 10%"),
-        "available_kv": Field(Allowance(), "vLLM's memory for its pool.", "within 2%", default="within 2%"),
-        "num_blocks": Field(Allowance("count"), "vLLM's blocks.", "within 2%", default="within 2%"),
-        "pool_tokens": Field(Allowance("count"), "vLLM's tokens in the pool.", "within 2%", default="within 2%"),
-        "max_concurrency": Field(Allowance("count"), "vLLM's maximum concurrency.", "within 2%", default="within 2%"),
+        "available_kv": Field(Allowance(), "vLLM's memory for its pool.", "within 2%", default=RANGE),
+        "num_blocks": Field(Allowance("count"), "vLLM's blocks.", "within 2%", default=RANGE),
+        "pool_tokens": Field(Allowance("count"), "vLLM's tokens in the pool.", "within 2%", default=RANGE),
+        "max_concurrency": Field(Allowance("count"), "vLLM's maximum concurrency.", "within 2%", default=RANGE),
     },
 )
 
@@ -224,10 +226,12 @@ def schema_text() -> str:
 
 
 def measure_defaults() -> dict[str, Tolerance]:
-    """The tolerance of every line that a budget's `measure` leaves out."""
+    """The tolerance of every line that a budget's `measure` leaves out, where it does not follow from a rule."""
     found = {}
     for name, field in _MEASURE.fields.items():
         assert isinstance(field.kind, Allowance)
+        if field.default == RANGE:
+            continue
         found[name] = parse(field.default, field.kind.unit)
     return found
 

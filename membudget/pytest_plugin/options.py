@@ -20,6 +20,7 @@ _OPTIONS = (
     ),
     ("machines", "FILE", True, "a YAML table of your own machines (repeatable)"),
     ("models", "DIR", False, "where checkpoints lie, as DIR/org/name or DIR/name"),
+    ("chunk", "TOKENS", False, "the search for the most users prefills so much of each prompt at a time"),
     ("vllm", "CMD", False, "how vLLM is started: a python that has it, a vllm command, a container command"),
     ("vllm-version", "VERSIONS", False, "run each budget of vLLM under these versions' rules: 0.27.1,0.32.0"),
     ("runs", "DIR", False, "where records of runs lie (default: MEMBUDGET_RUNS, else ROOTDIR/runs)"),

@@ -148,4 +148,4 @@ def test_measure_defaults_are_tolerances_for_every_line() -> None:
     defaults = {name: str(tolerance) for name, tolerance in schema.measure_defaults().items()}
     assert defaults["weights"] == "within +64 MiB"
     assert defaults["kv_growth"] == "within 1%"
-    assert defaults["pool_tokens"] == "within 2%"
+    assert "pool_tokens" not in defaults  # the range of the version's rule, which is another for each start
