@@ -288,3 +288,24 @@ def test_no_pattern_takes_long(pattern: str, name: str) -> None:
     except FormatError:
         return
     assert test(name) in (True, False)
+
+
+def test_targets_of_groups(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """A module's name or expression goes before the class Linear; plain names are whole names, from the beginning."""
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": FP8},
+        "group_1": {"targets": ["re:.*up_proj", "model.layers.0.mlp.down_proj", "gate_proj"], "weights": W4},
+    }
+    raw = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["v_proj", "model.layers.1.mlp.up_proj"]}
+    model = declared(raw, raw_config(LLAMA))
+    form = of_config(model.config)
+    found = {tensor.name: form.stored(tensor, model)[0].dtype for tensor in model.tensors}
+    assert found["model.layers.0.mlp.up_proj.weight"] == found["model.layers.0.mlp.down_proj.weight"] == "I32"
+    assert found["model.layers.2.mlp.down_proj.weight"] == found["model.layers.0.mlp.gate_proj.weight"] == "F8_E4M3"
+    assert found["model.layers.0.self_attn.v_proj.weight"] == found["lm_head.weight"] == "F8_E4M3"
+    assert found["model.layers.1.mlp.up_proj.weight"] == "BF16"
+    only = declared({**raw, "config_groups": {"group_1": groups["group_1"]}}, raw_config(LLAMA))
+    form = of_config(only.config)
+    kept = {tensor.name for tensor in only.tensors if form.stored(tensor, only)[0].dtype == "BF16"}
+    assert "model.layers.0.mlp.gate_proj.weight" in kept
+    assert "model.layers.0.mlp.up_proj.weight" not in kept
