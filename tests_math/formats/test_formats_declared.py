@@ -296,7 +296,8 @@ def test_targets_of_groups(raw_config: Callable[[str], dict[str, Any]]) -> None:
         "group_0": {"targets": ["Linear"], "weights": FP8},
         "group_1": {"targets": ["re:.*up_proj", "model.layers.0.mlp.down_proj", "gate_proj"], "weights": W4},
     }
-    raw = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["v_proj", "model.layers.1.mlp.up_proj"]}
+    ignored = ["v_proj", "model.layers.1.mlp.up_proj"]
+    raw = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignored}
     model = declared(raw, raw_config(LLAMA))
     form = of_config(model.config)
     found = {tensor.name: form.stored(tensor, model)[0].dtype for tensor in model.tensors}
