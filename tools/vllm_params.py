@@ -45,6 +45,11 @@ HUB: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": False, "sliding_window": 128,
         },
     ),
+    # the sizes that its kernels have
+    "sarvam_mla": (
+        "SarvamMLAForCausalLM",
+        {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512},
+    ),
 }  # fmt: skip
 #: Prints which of these classes vLLM has itself.
 KNOWN = """
