@@ -12,6 +12,7 @@ from collections.abc import Callable
 from membudget.doctor.machine import Look, value
 from membudget.doctor.source import Held, Process
 from membudget.doctor.trap import State, Trap
+from membudget.engines.vllm.profile.identity import free_source
 from membudget.engines.vllm.versions import DEFAULT, VersionError, rules
 from membudget.host.limits import UNIFIED_KEEP
 from membudget.host.readings import Unknown
@@ -55,6 +56,15 @@ def driver(look: Look) -> Trap:
     )
 
 
+def _asks_driver(version: str, look: Look) -> bool:
+    """Whether this vLLM takes the driver's figure for what is free; of a version that is not known it is assumed."""
+    capability = look.machine.compute_capability if look.machine is not None else None
+    try:
+        return free_source(version, True, capability) == "driver"
+    except VersionError:
+        return True
+
+
 def page_cache(look: Look) -> Trap:
     """The driver's free is MemFree: page cache counts as used, though the kernel gives it back."""
     if not look.unified_gpu:
@@ -70,6 +80,9 @@ def page_cache(look: Look) -> Trap:
     )
     if cached * 10 < total:
         return Trap("page_cache", State.CLEAR if cached < GIB else State.NOTE, text)
+    version = None if isinstance(look.vllm, Unknown) else value(look.vllm.version)
+    if version is not None and not _asks_driver(version, look):
+        return Trap("page_cache", State.NOTE, f"{text}; vLLM {version} asks MemAvailable, so it does not matter there")
     return Trap("page_cache", State.DANGER, text, "sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
 
 

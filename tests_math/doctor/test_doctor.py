@@ -43,8 +43,16 @@ def test_an_idle_spark(spark: Machine, ask: Ask) -> None:
 
 
 def test_page_cache(spark: Machine, ask: Ask) -> None:
-    """After a large file was read the driver's free is 41.52 GiB of the 115.65 that can be used."""
+    """After a large file was read the driver's free is 41.52 GiB of the 115.65 that can be used.
+
+    vLLM asked the driver up to 0.10; since 0.20, and on a GB10 since 0.11.2, it asks MemAvailable.
+    """
     spark.memory(SPARK["page_cache"]["meminfo_kib"])
+    now = trap(ask("doctor")[1], "page_cache")
+    assert (now["state"], "vLLM 0.32.0 asks MemAvailable" in now["text"]) == ("note", True)
+    spark.packages["vllm"] = "0.12.0"
+    assert trap(ask("doctor")[1], "page_cache")["state"] == "note"
+    spark.packages["vllm"] = "0.10.2"
     _, document = ask("doctor")
     found = trap(document, "page_cache")
     assert found["state"] == "danger"
