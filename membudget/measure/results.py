@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from membudget.budgets.tolerance import MILLIONTHS
+from membudget.budgets.tolerance import MILLIONTHS, Tolerance
 from membudget.measure.comparison import Row, judged
 from membudget.measure.edge import in_all, no_trace
 from membudget.measure.edge_rows import edge_row
@@ -82,12 +82,22 @@ def _total(plan: Plan, row: Row, figures: Mapping[str, Any], found: Found) -> Ro
         row = _predicted(row, traced, kept + traced["peak"] if "peak" in traced else None)
         row = _of_the_rest(row, kept + traced.get("cache", 0))
     elif row.name == "total_reserved":
-        row = _predicted(row, traced, in_all(traced))
+        row = _reserved(_predicted(row, traced, in_all(traced)), figures.get("ceiling"))
     elif row.name in ("total_process", "total_available"):
         context = found.get("context", {}).get("bytes")
         need = in_all(traced)
         row = replace(row, predicted=need + context if need is not None and context is not None else None)
     return judged(row, figures[name], "" if figures[name] is not None else "no reading of this machine says it")
+
+
+def _reserved(row: Row, ceiling: int | None) -> Row:
+    """Under a ceiling the allocator gives back what it would keep: what it holds then is bounded, not predicted."""
+    if ceiling is None or row.predicted is None or row.predicted <= ceiling:
+        return row
+    note = (
+        f"without a ceiling {short(row.predicted)}, by the allocator's algorithm; this one ran under {short(ceiling)}"
+    )
+    return replace(row, predicted=None, allowed=Tolerance("below", ceiling + 1, "bytes"), note=note)
 
 
 def _of_the_rest(row: Row, exact: int) -> Row:

@@ -247,7 +247,11 @@ def total(bench: Bench, step: dict[str, Any]) -> Figures:
         cache = bench.decode(step["batch"], step["decode"], cache)
         bench.meter.synchronize()
     live = bench.weights + bench.meter.peak() - base
-    found: Figures = {"allocator": live, "reserved": bench.meter.peak_reserved()}
+    found: Figures = {
+        "allocator": live,
+        "reserved": bench.meter.peak_reserved(),
+        "ceiling": bench.request.get("ceiling"),
+    }
     at = snap("loaded")
     process, usable = at.fields["device_process"], at.usable
     found["process"] = None if isinstance(process, Unknown) else process

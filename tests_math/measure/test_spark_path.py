@@ -265,3 +265,22 @@ def test_dry_run_speaks_on_any_machine() -> None:
     assert "qwen3-8b-bf16.dgx-spark: Qwen/Qwen3-8B, bf16, on cuda" in done.stdout
     assert "would take at most" in done.stdout
     assert "weights 15.26 GiB" in done.stdout
+
+
+def test_a_ceiling_bounds_what_is_reserved(llama: Budget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the algorithm would keep more than the ceiling, it gives back under it; over the ceiling is red."""
+    live = WEIGHTS + 512 + 2_051_080_192
+    traced = {"weights": WEIGHTS, "buffers": 512, "peak": 2_051_080_192, "cache": 2**30, "reserved": 99 * GIB}
+    for reserved, holds in ((70 * GIB, True), (72 * GIB, False)):
+        total = {
+            "allocator": live,
+            "reserved": reserved,
+            "ceiling": 71 * GIB,
+            "process": None,
+            "fell": None,
+            "cache": 0,
+        }
+        found = _measured(llama, monkeypatch, tmp_path, Spark(total=total, trace_total=traced))
+        row = _row(found, "total_reserved")
+        assert (row.predicted, row.holds) == (None, holds)
+        assert "without a ceiling 99.00 GiB" in row.note
