@@ -320,7 +320,7 @@ class VllmPlan:
         if self.replicas > 1:
             text = (
                 f"each of {self.replicas:,} data parallel replicas has this pool and this concurrency, users are those "
-                "of all; what the exchange of experts' inputs between them buffers is not known here"
+                "of all; what the exchange of experts' inputs between them buffers is not counted"
             )
             found.append(Note("data_parallel", text))
         return tuple(found)
