@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from membudget.formats import get
+from membudget.formats.gguf import gguf
 from membudget.model import build
 from tests_math.model.family_reference import TOWERS, UNBUILDABLE, raw
 
@@ -34,3 +36,22 @@ def test_bf16_stores_every_tensor_as_it_is(model_type: str) -> None:
             assert shapes == {stored.name: stored.shape}
             assert (stored.copies, stored.nbytes) == (1, tensor.elements * width), tensor.name
     assert form.weigh(model).total >= 2 * model.count.params
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        # query heads a KV head of the first layer: 4 and more make Q4_K (llama-quant.cpp, LLAMA_FTYPE_MOSTLY_IQ3_XXS)
+        ({"model_type": "llama", "num_key_value_heads": 2}, "Q4_K"),
+        ({"model_type": "llama", "num_key_value_heads": 1}, "Q4_K"),
+        ({"model_type": "llama", "num_key_value_heads": 4}, "IQ3_XXS"),
+        ({"model_type": "llama", "num_key_value_heads": 8}, "IQ3_XXS"),
+    ],
+)
+def test_values_by_the_heads_that_share_them(config: dict[str, Any], kind: str) -> None:
+    """attn_v of IQ3_XXS with an importance matrix, which the mix asks for."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512}
+    model = build({**sizes, "intermediate_size": 1024, **config})
+    form = gguf("iq3_xxs", "IQ3_XXS")
+    found = {item.name: item.dtype for tensor in model.tensors for item in form.stored(tensor, model)}
+    assert {found[f"blk.{layer}.attn_v.weight"] for layer in (0, 1)} == {kind}
