@@ -71,7 +71,7 @@ KEYS: dict[str, dict[str, str]] = {
         "llama_cpp one cell, one more, a slot",
         "limiting_bucket": "what is short first: a bucket, gpu_memory_utilization, or `start`; null where it fits",
         "suggestions": "what would make it fit (`text`, `frees`, the new values)",
-        "broken_by, changes": "the names that `limiting_bucket` and `suggestions` had before; they go with 0.2",
+        "broken_by, changes": "the names that `limiting_bucket` and `suggestions` had before; they go with 0.3",
         "starts, refusals": "whether the engine starts; each reason why not: `code`, `text`, `would_start`",
         "concurrency": "what vLLM prints: a worst case reserved at the start, of a request of `ctx` tokens; null "
         "for other engines",
