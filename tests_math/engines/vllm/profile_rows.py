@@ -35,6 +35,13 @@ _CARDS = {
     "card-24gb-turing": Machine(
         "card-24gb-turing", 24 * GIB, 24 * GIB, False, 672_000_000_000, compute_capability=(7, 5), sm_count=72
     ),
+    "card-32gb-volta": Machine(
+        "card-32gb-volta", 32768 * MIB, 32 * GIB, False, 900_000_000_000, compute_capability=(7, 0), sm_count=80
+    ),
+    "a40": Machine(
+        "a40", 46068 * MIB, 48 * GIB, False, 696_000_000_000,
+        title="NVIDIA A40", compute_capability=(8, 6), sm_count=84,
+    ),
 }  # fmt: skip
 
 
