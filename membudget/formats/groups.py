@@ -145,6 +145,7 @@ def modelopt(raw: Quantization, dtype: str) -> Format:
         return _by_rules("modelopt", raw, [Rule(None, _algorithm(raw, name))], skip, dtype, strict=False)
     if not layers:
         raise raw.error("quantized_layers", "is missing", "an object of layers: MIXED_PRECISION says nothing else")
+    _groups_agree(raw, layers)
     schemes_by: dict[Any, list[str]] = {}
     found: dict[Any, Scheme | None] = {}
     for layer, value in layers.items():
@@ -155,6 +156,26 @@ def modelopt(raw: Quantization, dtype: str) -> Format:
         found[key] = scheme
     rules = [Rule(matcher(patterns, where), found[key]) for key, patterns in schemes_by.items()]
     return _by_rules("modelopt", raw, rules, skip, dtype, strict=False)
+
+
+def _groups_agree(raw: Quantization, layers: Mapping[str, Any]) -> None:
+    """ModelOpt 0.37 and later write config_groups beside quantized_layers: the same once more, or it is refused.
+
+    vLLM reads quantized_layers (quantization/modelopt.py); a group says bits and no algorithm.
+    """
+    for name, value in raw.table("config_groups").items():
+        where = f"{raw.where}.config_groups.{name}"
+        group = Quantization(value if isinstance(value, Mapping) else {}, raw.source, where)
+        weights = group.table("weights")
+        if not weights:
+            continue  # activations only
+        bits = Quantization(weights, raw.source, f"{where}.weights").integer("num_bits")
+        for target in group.strings("targets"):
+            layer = layers.get(target)
+            stored = str(layer.get("quant_algo")).upper() if isinstance(layer, Mapping) else None
+            if stored is None or bits != (4 if "FP4" in stored else 8):
+                there = f"quantized_layers has {stored}" if stored else "quantized_layers does not name it"
+                raise group.error("targets", f"has {target} in {bits} bits; {there}"[:200], "the same layers in both")
 
 
 def _by_rules(method: str, raw: Quantization, rules: list[Rule], skip: Matcher, dtype: str, *, strict: bool) -> Format:

@@ -149,6 +149,54 @@ def test_mixed_precision_names_its_layers(raw_config: Callable[[str], dict[str, 
     assert set(up.values()) == {"BF16"}
 
 
+def test_mixed_precision_as_published(model: Get) -> None:
+    """config_groups beside quantized_layers: nvidia/Qwen3.6-35B-A3B-NVFP4, 23.4 GB (noonghunna/club-3090 pull 607).
+
+    Its head in bf16 would add 0.7 GB, its linear attention 0.8 GB.
+    """
+    mixed = model("nvidia/Qwen3.6-35B-A3B-NVFP4")
+    form = of_config(mixed.config)
+    assert round(form.weigh(mixed, total="checkpoint").total / 1e9, 1) == 23.4
+    kinds: dict[str, set[str]] = {}
+    for tensor in mixed.tensors:
+        kinds.setdefault(tensor.role, set()).add(form.stored(tensor, mixed)[0].dtype)
+    # the same file as two loaders found it: a packed head, fp8 attention, MTP left alone
+    assert kinds["lm_head"] == kinds["mlp.experts"] == {"U8"}
+    assert "F8_E4M3" in kinds["attn"]
+    assert kinds["mtp"] == {"BF16"}
+
+
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "FP8"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "bits", "message"),
+    [
+        ("model.layers.0.mlp.up_proj", 4, r"config_groups\.group_0\.targets has .*up_proj in 4 bits; .* has FP8"),
+        ("model.layers.1.mlp.up_proj", 8, r"in 8 bits; quantized_layers does not name it"),
+    ],
+)
+def test_mixed_precision_that_contradicts_itself(
+    target: str, bits: int, message: str, raw_config: Callable[[str], dict[str, Any]]
+) -> None:
+    """Groups that say another thing than the layers are refused, with the layer."""
+    groups = {"group_0": {"targets": [target], "weights": {"num_bits": bits, "type": "float"}}}
+    broken = declared({**MIXED, "config_groups": groups}, raw_config(LLAMA))
+    with pytest.raises(FormatError, match=message):
+        of_config(broken.config)
+
+
+def test_groups_of_activations_alone(raw_config: Callable[[str], dict[str, Any]]) -> None:
+    """A group without weights stores nothing and contradicts nothing."""
+    groups = {"group_0": {"targets": ["Linear"], "input_activations": {"num_bits": 8}}}
+    plain, more = (declared(raw, raw_config(LLAMA)) for raw in (MIXED, {**MIXED, "config_groups": groups}))
+    assert of_config(more.config).weigh(more).total == of_config(plain.config).weigh(plain).total
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
