@@ -353,3 +353,13 @@ def test_recurrent_states_are_split(model: Get) -> None:
     half = way(fleet, 2)
     assert half.kv_cache is not None
     assert 2 * half.kv_cache == fleet.kv_cache
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("meta-llama/Llama-3.1-8B", True), ("google/gemma-3-27b-it", False), ("deepseek-ai/DeepSeek-V3", False)],
+)
+def test_mha_is_a_comparison_for_full_attention_alone(name: str, known: bool, model: Get) -> None:
+    """Windows and latents have no cache with a KV head for every attention head."""
+    fleet = for_model(model(name), formats.get("bf16"), FleetLoad(ctx=8192, users=1))
+    assert fleet.mha_bf16 == (8192 * 32 * 32 * 256 * 2 if known else None)
