@@ -11,6 +11,7 @@ from membudget.budgets.budget import Budget
 from membudget.budgets.settings import Smaller, gguf_engine, kind_of, parallel_sizes
 from membudget.data.defaults import IDLE_SHARE, MOST_SHARE, SPARK_GPU
 from membudget.engines.base import Load
+from membudget.errors import MembudgetError
 from membudget.formats import kv
 from membudget.machines import Machine
 from membudget.planning.capacity import (
@@ -30,6 +31,8 @@ from membudget.planning.words import users_text
 _BUDGET_VALUES = ("format", "kv_cache_dtype", "ctx", "users", "machines")
 #: Devices of one host that are tried where one is not enough.
 _DEVICES = (2, 3, 4, 6, 8)
+#: Tensor parallel sizes that are tried.
+_RANKS = (2, 4, 8)
 ENGINE_VALUES = ("gpu_memory_utilization", "attention", "logits", "max_num_batched_tokens")
 
 
@@ -69,18 +72,19 @@ def suggest(budget: Budget) -> list[Suggestion]:
     kind = kind_of(budget.engine.name)
     found += _started(budget)
     found += _of_its_own(budget)
-    found += _more_devices(budget)
     found += _lighter(budget, kind.smaller)
     for other in _lighter_engines(budget):
         if fits(other):
             found.append(_of_engine(budget, other))
-    return (
+    devices = _more_devices(budget)
+    found = (
         sorted(found, key=lambda change: change.frees)
         or _together(budget, kind.smaller)
         or _lighter(budget, kind.smallest)
         or _together(budget, kind.smallest)
-        or _with_the_lightest_engine(budget)
+        or ([] if devices else _with_the_lightest_engine(budget))
     )
+    return [*found, *devices]  # what needs another purchase comes last
 
 
 def _started(budget: Budget) -> list[Suggestion]:
@@ -104,14 +108,23 @@ def _of_its_own(budget: Budget) -> list[Suggestion]:
 
 
 def _more_devices(budget: Budget) -> list[Suggestion]:
-    """The fewest devices of one host that are enough, where the engine shares layers among them."""
-    if not kind_of(budget.engine.name).stages or budget.machine.unified or budget.machine.platform == "cpu":
+    """The fewest devices that are enough, where the engine shares a model among them in a way that is known."""
+    kind = kind_of(budget.engine.name)
+    if not (kind.stages or (kind.several and kind.claims)) or budget.machine.platform in ("cpu", "metal"):
         return []
-    for many in _DEVICES:
-        if many > budget.machines:
+    if budget.machine.unified and kind.stages:
+        return []
+    if budget.breaks or any(name.endswith("_parallel_size") for name in budget.engine.options):
+        return []  # what is provoked is provoked on one machine; sizes that are named are kept
+    for many in _DEVICES if kind.stages else _RANKS:
+        if many <= budget.machines:
+            continue
+        try:
             more = applied(budget, Suggestion("", 0, {"machines": many}))
             if fits(more):
                 return [Suggestion(more.machine_name, total_of(budget) - total_of(more), {"machines": many})]
+        except MembudgetError:
+            continue  # a layout that is refused, or whose bytes are not known
     return []
 
 

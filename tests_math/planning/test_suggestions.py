@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from membudget import formats, machines
-from membudget.budgets.budget import Budget
+from membudget.budgets.budget import Budget, unfiled
 from membudget.budgets.settings import Settings, kind_of, settings_of
 from membudget.machines import Machine
 from membudget.model import Model, build
@@ -261,3 +261,17 @@ def test_a_spark_is_not_asked_for_more_than_an_idle_one_gives(model: Get) -> Non
     more = replace(many, users=90)
     assert not [change for change in suggest(more) if "gpu_memory_utilization" in change.values]
     assert fits(replace(more, engine=Settings("arithmetic", gpu_memory_utilization=0.91)))
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "ctx", "users", "many"),
+    [("zai-org/GLM-4.5-Air", "h100-80gb", 32_768, 4, 4), ("meta-llama/Llama-3.1-70B", "h200-141gb", 8192, 1, 2)],
+)
+def test_more_of_the_same_device(model: Get, name: str, machine: str, ctx: int, users: int, many: int) -> None:
+    """213.8 GB of weights are on four H100s, not on two; what needs another purchase comes last, and it fits."""
+    short = unfiled(model(name), formats.get("bf16"), "bf16", ctx, users, machines.get(machine), Settings())
+    *_, last = suggest(short)
+    assert (last.text, last.values) == (f"{many}x {machine}", {"machines": many})
+    assert fits(applied(short, last))
+    half = applied(short, last._replace(values={"machines": many // 2})) if many > 2 else short
+    assert not fits(half)
