@@ -85,17 +85,17 @@ def auto_round(raw: Quantization, dtype: str, scheme: Callable[[int, int], Schem
 def gptq_subset(raw: Quantization, dtype: str, scheme: Scheme) -> Format:
     """GPTQ of the modules in modules_in_block_to_quantize alone: their names inside a block, in lists of any depth."""
     listed: list[str] = []
-
-    def collect(value: Any) -> None:
+    left = [raw.raw.get("modules_in_block_to_quantize")]
+    while left:  # not by calls: a file may nest deeper than Python does
+        value = left.pop()
         if isinstance(value, str):
             listed.append(value)
         elif isinstance(value, list) and len(listed) < 10_000:
-            for item in value:
-                collect(item)
+            left += reversed(value)
         else:
-            raise raw.error("modules_in_block_to_quantize", f"has {value!r}"[:80], "names of modules, in lists")
+            kind = "a list" if isinstance(value, list) else repr(value)
+            raise raw.error("modules_in_block_to_quantize", f"has {kind}"[:80], "names of modules, in lists")
 
-    collect(raw.raw.get("modules_in_block_to_quantize"))
     inside = matcher(listed, f"{raw.source}: {raw.where}.modules_in_block_to_quantize")
     head = raw.flag("lm_head")
 
