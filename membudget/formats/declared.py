@@ -181,6 +181,10 @@ def _awq_scheme(raw: Quantization, bits: int, group: int) -> Scheme:
 
 
 def _gptq(raw: Quantization, dtype: str) -> Format:
+    key = "checkpoint_format" if raw.raw.get("checkpoint_format") is not None else "format"
+    packing = raw.text(key, "gptq").lower()
+    if packing not in ("gptq", "gptq_v2"):  # marlin and bitblas pack otherwise, marlin_24 stores half
+        raise raw.error(key, f"is {packing!r}, and what it stores is not known", "gptq or gptq_v2")
     if raw.table("dynamic"):
         return _gptq_dynamic(raw, dtype)
     scheme = schemes.gptq(raw.integer("bits"), raw.integer("group_size", 128))

@@ -18,6 +18,7 @@ _IGNORE_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_m
 _CHANGES_BYTES = (
     "block_name_to_quantize", "config_groups", "dynamic", "extra_config", "include_input_output_embeddings",
     "is_marlin_format", "modules_in_block_to_quantize", "quant_lm_head", "quantized_layers", "sparsity_config",
+    "transform_config",
 )  # fmt: skip
 
 

@@ -358,3 +358,27 @@ def test_targets_of_groups(raw_config: Callable[[str], dict[str, Any]]) -> None:
     kept = {tensor.name for tensor in only.tensors if form.stored(tensor, only)[0].dtype == "BF16"}
     assert "model.layers.0.mlp.gate_proj.weight" in kept
     assert "model.layers.0.mlp.up_proj.weight" not in kept
+
+
+@pytest.mark.parametrize(
+    ("declared", "key"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin_24"}, "checkpoint_format"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "checkpoint_format"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "format": "bitblas"}, "format"),
+        ({**group(W4), "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
+    ],
+)
+def test_what_packs_otherwise_is_refused(declared: dict[str, Any], key: str) -> None:
+    """Marlin's and BitBLAS's packings, and rotations that are stored beside the weights, are not counted as plain."""
+    with pytest.raises(FormatError, match=rf"\.{key} is "):
+        of_config(Config({"model_type": "llama", "dtype": "bfloat16", "quantization_config": declared}, "config.json"))
+
+
+@pytest.mark.parametrize("packing", ["gptq", "gptq_v2"])
+def test_gptq_names_its_packing(model: Get, packing: str) -> None:
+    """GPTQModel writes it; its second version has the tensors of the first."""
+    declared = {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": packing}
+    built = model(LLAMA)
+    found = of_config(Config({**built.config.raw, "quantization_config": declared}, "config.json"))
+    assert found.weigh(built).total == get("gptq").weigh(built).total
