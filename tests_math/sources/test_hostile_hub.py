@@ -168,6 +168,8 @@ def test_ctrl_c_ends_the_waiting(serve: Callable[[Answer], str], tmp_path: Path)
         hang(handler)
 
     argv, env = command(serve(hangs), tmp_path, code + "from membudget.cli.main import entry; import sys\n")
+    # a shell's background jobs, and all that they start, ignore it
+    argv[-1] += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     argv[-1] += "sys.argv = ['membudget', 'count', 'org/model']; entry()"
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
