@@ -47,8 +47,8 @@ WHY = {
     "F12": "likely compiled at this start, not said: the figure is a warm start's; the range holds it now",
     "F13": "a card of 6 GiB whose CUDA total is not printed: 5.93 GiB by these figures, 5.5 assumed",
     "F14": "the video encoder at 262,144 tokens of context takes 2 GiB more than its recipe; not known why",
-    "J02": "Gemma 4: weights 0.5 GiB too few, peak and graphs 1.1 GiB too much; its encoder is not known",
-    "J06": "Gemma 4, FP8 made while loading: weights 0.3 GiB too few, peak 1.0 GiB too much",
+    "J02": "Gemma 4: a copy of the table too much, and a rotary table and 0.3 GiB of weights too few",
+    "J06": "Gemma 4, FP8 made while loading: a copy of the table too much, its rotary table too little",
     "J08": "its batch is not said: as vLLM's LLM class takes it; FP8 made while loading",
     "S01": "a video of 114,688 tokens: its encoder takes 1.3 GiB more than its recipe; inside the range",
     "S02": "2.1 GiB more than the parts: compiled or not is not said, and the report prints no parts",
@@ -173,8 +173,9 @@ def page() -> str:
         "campaign that most rules were made with, left aside for this. The predictions were committed before the "
         "figures, by the code of commit c1bf063. What they taught: a start that compiles its model, and the memory "
         "that a GB10's system takes. The second time was after that, by the code of commit c70c27c, figures and "
-        "predictions in one commit; the third by the code of commit c72d125, likewise, and nothing was changed for it. "
-        "Its logs were read whole, and where a log does not name its device that is taken from its sizes. Three public "
+        "predictions in one commit; the third by the code of commit c72d125, likewise. Its logs were read whole, and "
+        "where a log does not name its device that is taken from its sizes. They taught that a model that takes "
+        "pictures is compiled without its embedding table, and that Gemma 4's rotary table has its whole head. Three "
         "starts of one machine and one of another (S) were known as open questions when the rules were written: they "
         "are predicted here for the first time, but are not fresh. GB10 stands apart: two starts with the same "
         "settings there were 1.4 to 3.4 GiB apart."

@@ -16,6 +16,7 @@ from membudget.formats import get
 from membudget.machines import get as machine_named
 from membudget.model import Model, build
 from membudget.units import GIB
+from tests_math.engines.vllm.profile_rows import fresh, predicted
 
 pytestmark = pytest.mark.math
 
@@ -103,6 +104,22 @@ def test_a_start_that_compiles_copies_the_embedding_table() -> None:
     assert (open_.bytes, open_.high) == (warm.bytes, cold.high)
     eager = _left("Qwen--Qwen3-8B", "rtx-4090", "0.27.1", compile_cache="cold", enforce_eager=True, **told)
     assert eager.part("activation").bytes == warm.bytes
+
+
+def test_a_model_that_takes_pictures_is_compiled_without_its_table() -> None:
+    """Gemma 4 31B with 0.23 compiled at its start, and left more than a copy of its table of 2.625 GiB would leave."""
+    told = {"max_num_seqs": 20, "max_num_batched_tokens": 8192, "compile_cache": "cold"}
+    name, table = "nvidia--Gemma-4-31B-IT-NVFP4", 262144 * 5376 * 2
+    assert _left(name, "rtx-pro-6000", "0.23.0", **told).part("activation").bytes < table
+    for shut in ({"language_model_only": True}, {"mm_limits": (("image", 0), ("video", 0), ("audio", 0))}):
+        assert _left(name, "rtx-pro-6000", "0.23.0", **told, **shut).part("activation").bytes == table
+
+
+def test_gemma_4_keeps_a_rotary_table_of_its_whole_head() -> None:
+    """48.5 GiB were printed for Gemma 4 26B: proportional rotation keeps the part that is not rotated as well."""
+    row = next(row for row in fresh() if row["id"] == "G03")
+    found = predicted(row).part("weights").bytes / GIB
+    assert found == pytest.approx(row["printed"]["weights"], abs=0.05)
 
 
 def test_the_range_of_a_start_of_unknown_cache_reaches_the_cold_one() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from membudget.engines.vllm.pool.derive import model_dtype
 from membudget.engines.vllm.profile import sampler as samplers
 from membudget.engines.vllm.profile.defaults import Steps
-from membudget.engines.vllm.profile.encoder import Held, held
+from membudget.engines.vllm.profile.encoder import Held, held, takes_media
 from membudget.engines.vllm.profile.estimate import Estimate
 from membudget.engines.vllm.profile.settings import ProfileSettings
 from membudget.engines.vllm.profile.widths import Widths, widths
@@ -99,7 +99,8 @@ def activation(
         low, high = size - _OFF, size + _OFF
     if width == 4:
         high += _FLOAT32
-    table = wide.vocab // settings.tp * wide.hidden * width
+    # a model that takes pictures is compiled without its table: tokens are embedded before it
+    table = 0 if takes_media(model, settings) else wide.vocab // settings.tp * wide.hidden * width
     if first and not settings.enforce_eager and version >= _COLD_SINCE and table > size:
         if settings.compile_cache is None:
             gap = table - size

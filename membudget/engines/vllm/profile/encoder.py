@@ -69,11 +69,11 @@ _TOWERS = ("vision_config", "audio_config", "sound_config", "speech_config", "en
 def held(model: Model, settings: ProfileSettings, tokens: int, width: int, version: Version) -> Held:
     """What the dummy batch holds where `tokens` is max_num_batched_tokens, `width` bytes an element."""
     raw = model.config.raw
-    if not any(isinstance(raw.get(key), dict) for key in _TOWERS):
+    if not _has_tower(model):
         return NOTHING
-    limits = dict(settings.mm_limits) if settings.mm_limits is not None else None
-    if settings.language_model_only or (limits and not limits.get("image", 1) and not limits.get("video", 1)):
+    if not takes_media(model, settings):
         return Held(0, 0, "no multimodal input is allowed, so no encoder is profiled", True)
+    limits = dict(settings.mm_limits) if settings.mm_limits is not None else None
     if settings.skip_mm_profiling:
         return Held(0, 0, "--skip-mm-profiling: the encoder is not profiled", True)
     recipe = _RECIPES.get(str(raw.get("model_type")))
@@ -96,6 +96,20 @@ def held(model: Model, settings: ProfileSettings, tokens: int, width: int, versi
     inner, across = (_first(vision, keys) for keys in (_INNER, _ACROSS))
     row = max((3 if item.gated else 2) * inner // settings.tp + 4 * across, item.attention * across)
     return Held(size, count * width * (item.pixels + item.patches * row), words, True)
+
+
+def takes_media(model: Model, settings: ProfileSettings) -> bool:
+    """Whether it takes anything beside text: a tower, and an input that is allowed (config/model.py 0.32.0:912).
+
+    Such a model is given embeddings, not tokens, in the profile run too (gpu_model_runner.py 0.32.0:5778).
+    """
+    limits = dict(settings.mm_limits or {})
+    shut = limits and not limits.get("image", 1) and not limits.get("video", 1)
+    return _has_tower(model) and not settings.language_model_only and not shut
+
+
+def _has_tower(model: Model) -> bool:
+    return any(isinstance(model.config.raw.get(key), dict) for key in _TOWERS)
 
 
 def _first(vision: Mapping[str, Any], keys: tuple[str, ...]) -> int:

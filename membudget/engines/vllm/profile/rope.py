@@ -35,6 +35,8 @@ def tables(config: Config, width: int) -> list[int]:
         if part is None:
             part = next((config.get(key) for key in _PARTIAL if config.get(key) is not None), 1.0)
         rotated = int(head * part) if isinstance(part, (int, float)) else head
+        if scaling.get("rope_type") == "proportional":  # gemma4_rope.py: the rest of the head is rotated by 0
+            rotated = head
         if _integer(config.get("rotary_dim")):
             rotated = config.integer("rotary_dim")
         found.append(_positions(longest, scaling) * rotated * width)
