@@ -136,6 +136,7 @@ def main(names: list[str], target: Path) -> None:
     """Ask all cases in this process."""
     import child
     import fake_cuda
+    import pools
     import torch
 
     item = torch.Tensor.item
@@ -184,7 +185,7 @@ def main(names: list[str], target: Path) -> None:
                                 group.world_size, group.rank_in_group = tp, rank
                                 made.compilation_config.static_forward_context.clear()
                                 held.append(described(child.build(made, job, stage)))
-                            held[0]["kv"] = caches(child.layer_specs(made))
+                            held[0]["kv"] = caches(pools.layer_specs(made))
                             held[-1]["kv"] = held[0]["kv"]
                             if held[0] != held[-1]:
                                 print(f"{name} {key}: ranks differ")
