@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from membudget.text.sanitize import without_tokens
 
@@ -18,6 +16,9 @@ def unreachable() -> str | None:
     from huggingface_hub import constants
 
     address, what = urlsplit(constants.ENDPOINT), ""
+    import socket
+    from urllib.request import getproxies, proxy_bypass  # ssl and email come with it: not for a plan without a hub
+
     proxies = getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
     if proxy and not proxy_bypass(address.hostname or ""):
