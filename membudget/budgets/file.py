@@ -281,7 +281,9 @@ def _laid_out(budget: Budget, many: int, reader: Reader) -> Budget:
         problem = Problem(reader.file, where.get("format", budget.line), "format", why)
         if problem not in reader.problems:
             reader.problems.append(problem)
-    fields = [f"engine.{budget.engine.name}.{kind}_parallel_size" for kind in ("tensor", "pipeline")]
+    uneven = many % budget.engine.options.get("data_parallel_size", 1)
+    kinds = ("data",) if uneven else ("tensor", "pipeline", "data")
+    fields = [f"engine.{budget.engine.name}.{kind}_parallel_size" for kind in kinds]
     field = next((path for path in fields if path in where), "machine")
     try:
         tp, pp = parallel_sizes(many, budget.engine)
