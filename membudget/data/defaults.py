@@ -23,8 +23,6 @@ SPARK_GPU = "GB10"
 IDLE_SHARE = 0.83
 #: Above this share a DGX Spark was seen to hang (docs/hardware.md).
 SPARK_SHARE = 0.85
-#: What must stay available on unified memory: a host that runs out hangs (docs/hardware.md).
-UNIFIED_FLOOR = 12 * _GIB
 #: The most that is suggested of a card of its own: CUDA's context and what vLLM does not foresee need the rest.
 MOST_SHARE = 0.95
 #: Buckets in the order in which they are added up and drawn: the one at the line is the limiting one.
