@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _MIB = 2**20
-_GIB = 2**30
 
 #: No search looks further; memory beyond is without a model to use it.
 MAX_CTX = 2**30

@@ -283,3 +283,31 @@ def test_unified_memory_without_a_reserve_is_said(ask: Ask, tmp_path: Path) -> N
     table.write_text("box: {memory: 100 GiB, unified: true, bandwidth: 100 GB/s, source: mine}\n", encoding="utf-8")
     _, plan = ask("plan", "Qwen/Qwen3-8B", "--machine", "box", "--machines", str(table))
     assert any("give it an os_reserve" in note for note in plan["notes"])
+
+
+def test_plan_takes_sizes_of_ones_own(ask: Ask) -> None:
+    """What a person measured replaces what is assumed: overhead, the system's part, the memory that there is."""
+    words = ("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", "--ctx", "8k")
+    _, plain = ask(*words)
+    _, mine = ask(*words, "--overhead", "2GiB", "--os-reserve", "8 GiB", "--capacity", "100GiB")
+    assert plain["overhead"] > 10 * 2**30
+    assert mine["overhead"] == 2 * 2**30 + 8 * 2**30
+    assert mine["capacity"] == 100 * 2**30
+    assert not any("assumed until it is measured" in note for note in mine["notes"])
+    assert mine["weights"] == plain["weights"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("--capacity", "ten", "or one of reported, nominal"),
+        ("--overhead", "2", "it has no unit"),
+        ("--os-reserve", "0GiB", "allowed is a whole number from 1"),
+    ],
+)
+def test_sizes_that_are_refused(run: Callable[..., tuple[int, str, str]], option: str, text: str, said: str) -> None:
+    """A size without its unit, or none, names its option and what is allowed."""
+    code, _, error = run("plan", "Qwen/Qwen3-8B", "--machine", "dgx-spark", option, text)
+    assert code == 2
+    assert option in error
+    assert said in error

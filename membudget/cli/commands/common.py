@@ -62,6 +62,13 @@ def size(option: str, text: str) -> int:
     return _within(option, text, lambda word: parse_bytes(f"{word} B" if word.isdecimal() else word), 2**63, "bytes")
 
 
+def size_with_unit(option: str, text: str) -> int:
+    """A size that says its unit: `12`, meant as GiB, would be 12 bytes."""
+    if text.strip().replace("_", "").isdecimal():
+        raise InputError(f"{option}: {short_repr(text)} is refused: it has no unit; allowed is a size, as 12GiB")
+    return size(option, text)
+
+
 def share(option: str, text: str) -> float:
     """A part of the whole: above 0, at most 1."""
     try:

@@ -34,6 +34,7 @@ from membudget.cli.commands.common import (
     count,
     find_model,
     model_argument,
+    size_with_unit,
 )
 from membudget.cli.commands.engine_options import add_engine_options, engine_name, engine_settings
 from membudget.data.defaults import (
@@ -74,7 +75,9 @@ def options(parser: Declares) -> None:
         "--machine", metavar="NAME", action="append", help="or several, '2x dgx-spark'; may be repeated; default: a few"
     )
     add("--machines", metavar="FILE", help="a YAML file with machines of your own")
-    add("--capacity", choices=("reported", "nominal"), default="reported", help="as the driver reports, or as sold")
+    add("--capacity", metavar="SIZE", default="reported", help="of the machine; reported (default), nominal, or 100GiB")
+    add("--os-reserve", metavar="SIZE", help="left to the operating system; default: the machine's")
+    add("--overhead", metavar="SIZE", help="CUDA context and all beside the model; default: assumed or measured")
     add(
         "--engine", type=engine_name, choices=tuple(declared()),
         help=f"default: {DEFAULT_ENGINE}; of GGUF and on a Mac {gguf_engine().name}",
@@ -92,7 +95,8 @@ def run(args: Arguments) -> Result:
     named = None if args.engine is None else kind_of(args.engine).name
     if named:
         engine_settings(args, named)  # an option of another engine is refused before anything is looked up
-    boxes = find_many(args.machine, args.machines)
+    convention, beside = _memory(args)
+    boxes = [(many, _sized(machine, args.capacity)) for many, machine in find_many(args.machine, args.machines)]
     model, found = find_model(args)
     notes: list[str] = []
     form = choose_format(args.format, model, found, notes)
@@ -105,7 +109,8 @@ def run(args: Arguments) -> Result:
             cache = _cache(args.kv_cache_dtype, engine)
             cache = choose_cache(cache, form, model, found, engine.name, served_dtype(engine))
             tokens, engine = _tokens(ctx, engine, users, model, notes)
-            budget = unfiled(model, form, cache, tokens, users, machine, engine, many, args.capacity)
+            budget = unfiled(model, form, cache, tokens, users, machine, engine, many, convention)
+            budget = replace(budget, **beside)
             ledgers.append(_predicted(budget, args.model))
         except MembudgetError as error:
             if len(boxes) == 1:
@@ -124,6 +129,30 @@ def run(args: Arguments) -> Result:
         failed = [(name, str(error)) for name, error in refused]
         return Result(code, document, lambda: compare.render(ledgers, failed, args.model, Terminal.of()))
     return Result(code, document, lambda: _text(ledgers, notes, args.why))
+
+
+_CONVENTIONS = ("reported", "nominal")
+
+
+def _memory(args: Arguments) -> tuple[str, dict[str, Any]]:
+    """The convention of capacity, and a budget's own sizes beside the model: as typed, in place of what is assumed."""
+    beside: dict[str, Any] = {}
+    if args.os_reserve is not None:
+        beside["os_reserve"] = size_with_unit("--os-reserve", args.os_reserve)
+    if args.overhead is not None:
+        beside["overhead"] = {"cuda_context": size_with_unit("--overhead", args.overhead)}
+    return args.capacity if args.capacity in _CONVENTIONS else "reported", beside
+
+
+def _sized(machine: Machine, capacity: str) -> Machine:
+    """The machine with so much memory, where a size is given."""
+    if capacity in _CONVENTIONS:
+        return machine
+    try:
+        memory = size_with_unit("--capacity", capacity)
+    except InputError as error:
+        raise InputError(f"{error}; or one of {', '.join(_CONVENTIONS)}") from None
+    return replace(machine, memory=memory, cuda_total=memory, cuda_total_low=None, cuda_total_high=None)
 
 
 def _cache(name: str, engine: Settings) -> str:
@@ -237,7 +266,7 @@ def _notes(ledgers: list[Ledger], chosen: bool) -> list[str]:
         notes.append(f"overhead is assumed until it is measured: {shown}")
     for ledger in ledgers:
         notes += [f"{ledger.budget.machine.name}: {note}" for note in ledger.budget.machine.notes]
-    unified = [ledger.budget for ledger in ledgers if ledger.budget.os_bytes]
+    unified = [ledger.budget for ledger in ledgers if ledger.budget.os_bytes and ledger.budget.os_reserve is None]
     if unified:
         reserves = dict.fromkeys(f"{both(b.os_bytes).partition(' (')[0]} on {b.machine.name}" for b in unified)
         notes.append(f"left to the operating system: {', '.join(reserves)}, assumed until it is measured")

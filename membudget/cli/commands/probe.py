@@ -11,7 +11,7 @@ from typing import Any
 from membudget.budgets.file import NoBudgets, Sources
 from membudget.cli.commands import Result
 from membudget.cli.commands.arguments import Arguments, Declares
-from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size
+from membudget.cli.commands.common import InputError, NotHere, context, folder, short_repr, size_with_unit
 from membudget.data.defaults import MAX_CTX
 from membudget.history.here import machine, packages
 from membudget.host import shared as host
@@ -62,7 +62,7 @@ def run(args: Arguments) -> Result:
     if not args.paths:
         return _look()
     models = folder("--models", args.models)
-    floor = _floor(args.floor) if args.floor is not None else None
+    floor = size_with_unit("--floor", args.floor) if args.floor is not None else None
     chunk = context("--chunk", args.chunk, MAX_CTX) if args.chunk else 0
     odd = sorted(set(args.only or ()) - set(GROUPS))
     if odd:
@@ -173,13 +173,6 @@ def _look() -> Result:
             rows.append((name, f"{item:,} B", both(item)))
     document = {"machine": here, "versions": versions, **found.as_json()}
     return Result(0, document, lambda: "\n".join(table(rows, "<><")))
-
-
-def _floor(text: str) -> int:
-    """Bytes.  A number without a unit is refused: `--floor 12`, meant as GiB, would switch the guard off."""
-    if text.strip().replace("_", "").isdecimal():
-        raise InputError(f"--floor: {short_repr(text)} is refused: it has no unit; allowed is a size, as 12GiB")
-    return size("--floor", text)
 
 
 def _needs(device: str) -> None:
