@@ -30,6 +30,8 @@ def serve(model: Model, weights: Format, asked: Asked, settings: Settings) -> st
     if settings.ubatch_size != 512:
         words += ["-ub", str(settings.ubatch_size)]
     for name, value in asked.given.items():
+        if name == "model_draft" and not str(value).endswith(".gguf"):
+            value = _named(str(value), weights)
         if name not in _SAID:
             words += option(name, value)
     return shlex.join(words)
@@ -52,8 +54,12 @@ def file_name(model: Model, weights: Format) -> str:
     checkpoint = getattr(weights, "checkpoint", None)
     if checkpoint is not None and checkpoint.kind == "gguf":
         return str(checkpoint.source)
-    stem = os.path.basename(model.name.rstrip("/")).removesuffix(".gguf")
-    return f"{stem}-{weights.name}.gguf"
+    return _named(model.name, weights)
+
+
+def _named(name: str, weights: Format) -> str:
+    """What a model's file in this format would be called."""
+    return f"{os.path.basename(name.rstrip('/')).removesuffix('.gguf')}-{weights.name}.gguf"
 
 
 __all__ = ["file_name", "option", "serve"]

@@ -90,3 +90,10 @@ def test_the_models_own_length(run: Callable[..., tuple[int, str, str]]) -> None
     words = ("--engine", "llama_cpp", "--machine", "rtx-3090", "--format", "q4_k_m", "--command", "-c", "0")
     assert "-c 131072 -np 1 " in run("plan", LLAMA, *words)[1]
     assert "-c 131072 -np 4 " in run("plan", LLAMA, *words, "-np", "4")[1]
+
+
+def test_a_draft_model_is_a_file(run: Callable[..., tuple[int, str, str]]) -> None:
+    """llama-server reads files: a drafter that is named by its id is one in the target's format."""
+    words = ("--engine", "llama_cpp", "--machine", "rtx-3090", "--format", "q4_k_m", "--ctx", "8k", "--command")
+    _, out, _ = run("plan", LLAMA, *words, "-md", "meta-llama/Llama-3.2-1B", "--spec-type", "draft-simple")
+    assert "--model-draft Llama-3.2-1B-q4_k_m.gguf" in out.replace("\\\n", "")
