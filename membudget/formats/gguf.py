@@ -72,9 +72,9 @@ class Gguf(Format):
             wide = max((spec.k_dim for spec in model.caches if not spec.window), default=0) // 2
             return [Stored("rope_freqs.weight", "F32", (wide,), 4 * wide)] if wide else []
         scaling = model.config.rope
-        half = model.config.head_dim // 2
         kind = scaling.get("rope_type", scaling.get("type"))
         if kind == "llama3":
+            half = model.config.head_dim // 2
             return [Stored("rope_freqs.weight", "F32", (half,), 4 * half)]
         found = []
         for ours, theirs in (("long", "long_factor"), ("short", "short_factor")):
