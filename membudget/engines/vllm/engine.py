@@ -23,7 +23,7 @@ from membudget.engines.vllm.parallel import layouts
 from membudget.engines.vllm.serving import Serving
 from membudget.engines.vllm.settings import SettingsError, VllmSettings
 from membudget.engines.vllm.start import Start, Starts
-from membudget.formats import Format, kv
+from membudget.formats import Format, FormatError, kv
 from membudget.machines import Machine
 from membudget.model import Model
 from membudget.model.length import longest as model_longest
@@ -275,8 +275,15 @@ class VllmPlan:
         read = 0
         for at in range(len(self.starts.start(load.ctx).stages)):
             part = self.starts.held()[at].model
-            read += self.weights.weigh(part).active + self._tokens(part).bytes(load.ctx) * self._on_one(load.users)
+            read += self._active(part) + self._tokens(part).bytes(load.ctx) * self._on_one(load.users)
         return read
+
+    def _active(self, part: Model) -> int:
+        """Bytes of the weights that a token reads on a rank; at least its share where kernels pad what they cut."""
+        try:
+            return self.weights.weigh(part).active
+        except FormatError:  # MXFP4: 720 columns are no whole blocks of 32, and the kernel has 768
+            return self.weights.weigh(self.model).active // (self.asked.tp * self.asked.pp)
 
     def _limiting(self, load: Load, lines: tuple[Line, ...], limit: int, headroom: int) -> Bucket | Limit:
         if self._takes_reserve:

@@ -107,3 +107,21 @@ def test_sizes_and_machines() -> None:
     assert parallel_sizes(16, both) == (4, 2)
     with pytest.raises(MembudgetError, match="data_parallel_size 2 does not divide the 7"):
         parallel_sizes(7, both)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_experts_that_the_kernel_pads(model: Get, tp: int) -> None:
+    """gpt-oss-20b: 2,880 columns are no whole blocks of 32 on 4 ranks; vLLM rounds a rank's share up, 720 to 768.
+
+    models/gpt_oss.py (0.32.0:582) and fused_moe/oracle/mxfp4.py (834): a rank never holds less than its share of the
+    file, 24 layers x 32 experts x 3 x 2,880 x 2,880 x 17 / 32 bytes, nor a fifth more.
+    """
+    built = model("openai/gpt-oss-20b")
+    engine = settings_of("vllm", options={})
+    form, machine = formats.of_config(built.config), machines.get("h100-80gb")
+    found = predict(unfiled(built, form, "bf16", 8192, 1, machine, engine, tp)).answer
+    assert not found.starts
+    weights = sum(line.bytes for line in found.lines if line.bucket == "weights")
+    share = 24 * 32 * 3 * 2880 * 2880 * 17 // 32 // tp
+    embedded = 2 * 201_088 * 2880 * 2 // tp
+    assert share + embedded < weights < 1.2 * (share + embedded)

@@ -8,6 +8,7 @@ gates are held whole.  A tensor that no rule names is an error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from membudget.engines.base import LayoutError
 from membudget.formats.base import Format
@@ -103,15 +104,20 @@ class Cut:
             elif tensor.name.endswith("out_proj.weight"):
                 self.inner[layer] = tensor.shape[1]
 
+    @cached_property
+    def _uncut(self) -> Cut:
+        """The rules of one rank that holds all."""
+        return Cut(self.model, self.form, 1)
+
     def layer(self, tensor: Tensor, layer: int) -> list[Tensor]:
         """A layer's tensor as one rank holds it, and what vLLM adds to it."""
         if tensor.role == "mlp.experts" and self.experts.whole:
             local = self.experts.local(tensor.copies)
             # the rank with the most of a token's experts has its even share at least
             active = None if tensor.active is None else -(-tensor.active // self.experts.ranks)
-            return Cut(self.model, self.form, 1).layer(tensor._replace(copies=local, active=active), layer)
+            return self._uncut.layer(tensor._replace(copies=local, active=active), layer)
         if tensor.role == "mlp.shared" and self.experts.shared_whole:
-            return Cut(self.model, self.form, 1).layer(tensor, layer)
+            return self._uncut.layer(tensor, layer)
         if tensor.role == "mlp.experts" and self.sliced is not self:
             return self.sliced.layer(tensor, layer)
         cut = tensor._replace(shape=self._shape(tensor, layer), part="params")

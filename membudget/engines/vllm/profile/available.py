@@ -163,7 +163,7 @@ def _notes(
         text = "memory is shared with the system: two starts with the same settings were 1.4 to 3.4 GiB apart"
         notes.append(("unified", text))
     if settings.speculative:
-        notes.append(("drafter", "the drafter's weights and its own graphs are not in these parts"))
+        notes.append(("drafter", "the drafter's own CUDA graphs are not in these parts"))
     if settings.max_loras:
         notes.append(("lora", "vLLM counts what LoRA adapters take to the weights: its log prints both as one figure"))
     return tuple(notes)
