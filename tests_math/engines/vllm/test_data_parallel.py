@@ -123,5 +123,5 @@ def test_experts_that_the_kernel_pads(model: Get, tp: int) -> None:
     assert not found.starts
     weights = sum(line.bytes for line in found.lines if line.bucket == "weights")
     share = 24 * 32 * 3 * 2880 * 2880 * 17 // 32 // tp
-    embedded = 2 * 201_088 * 2880 * 2 // tp
-    assert share + embedded < weights < 1.2 * (share + embedded)
+    rest = (2 * 201_088 * 2880 + 24 * 2880 * (4096 + 1024 + 4096)) * 2 // tp  # vocabulary, heads
+    assert share + rest < weights < 1.2 * (share + rest)
