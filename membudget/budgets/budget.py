@@ -52,7 +52,7 @@ class Budget:
     line: int = 0
     #: The line of each field, for messages.
     where: dict[str, int] = field(default_factory=dict)
-    #: How many of `machine`; tensor_parallel x pipeline_parallel are as many (`parallel_sizes`).
+    #: How many of `machine`: tensor_parallel x pipeline_parallel, times replicas (`parallel_sizes`).
     machines: int = 1
     tensor_parallel: int = 1
     pipeline_parallel: int = 1

@@ -318,7 +318,7 @@ class Engine(Protocol):
     name: str
 
     def prepare(self, model: Model, weights: Format, machine: Machine, settings: Settings) -> Prepared:
-        """Weigh a model once.  machine: of which `settings` has tensor_parallel x pipeline_parallel.
+        """Weigh a model once.  machine: of which a replica has tensor_parallel x pipeline_parallel.
 
         Raises `MembudgetError` for a format or dtype that does not apply, and for a layout that the engine refuses.
         """

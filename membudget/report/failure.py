@@ -65,7 +65,7 @@ def subject(ledger: Ledger) -> str:
     """The model, who uses it and where, in one line."""
     budget = ledger.budget
     users = f"{budget.users:,} user{'s' if budget.users != 1 else ''} x {budget.ctx:,} tokens"
-    each = " each" if ledger.ranks else ""
+    each = " each" if ledger.budget.machines > 1 else ""
     memory = f"{short(ledger.capacity)}{each}" + (", unified" if budget.machine.unified else "")
     if budget.convention != "reported":
         memory += f", {budget.convention}"

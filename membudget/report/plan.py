@@ -74,7 +74,7 @@ def _machine(ledger: Ledger, terminal: Terminal, why: bool) -> list[str]:
     kind = "unified memory" if machine.unified else "memory"
     said = "" if ledger.budget.convention == "reported" else f", {ledger.budget.convention} capacity"
     verdict = terminal.paint("fits", "good", "bold") if ledger.fits else terminal.paint("does not fit", "bad", "bold")
-    each = " each" if ledger.ranks else ""
+    each = " each" if ledger.budget.machines > 1 else ""
     parts = [terminal.paint(_machine_name(ledger), "bold"), f"{both(capacity)}{each} {kind}{said}"]
     # the line that the bars must not cross: the machine, or what the engine may claim of it
     claim, limit = ledger.answer.limit, capacity

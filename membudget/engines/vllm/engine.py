@@ -283,7 +283,7 @@ class VllmPlan:
         try:
             return self.weights.weigh(part).active
         except FormatError:  # MXFP4: 720 columns are no whole blocks of 32, and the kernel has 768
-            return self.weights.weigh(self.model).active // (self.asked.tp * self.asked.pp)
+            return self.weights.weigh(self.model).active // (self.asked.tp * self.asked.pp * self.replicas)
 
     def _limiting(self, load: Load, lines: tuple[Line, ...], limit: int, headroom: int) -> Bucket | Limit:
         if self._takes_reserve:

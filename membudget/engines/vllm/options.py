@@ -44,7 +44,7 @@ FIELDS = Fields(
             _SIZE,
             "Ranks that share every layer. Times pipeline_parallel_size it is the number of machines.",
             "2",
-            default="the number of machines, divided by pipeline_parallel_size where that is given",
+            default="the number of machines, divided by the other parallel sizes that are given",
             short=("--tp",),
         ),
         "pipeline_parallel_size": Field(
